@@ -1,0 +1,1 @@
+"""Readers of model files. Every offset, size and count is checked before it is used."""

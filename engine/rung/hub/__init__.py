@@ -1,0 +1,1 @@
+"""Finding, fetching and keeping models."""

@@ -1,0 +1,1 @@
+"""Ownership of KV blocks. Pure: no torch, no clock, no I/O."""

@@ -1,0 +1,1 @@
+"""Architectures: one file each, written against the op interface."""

@@ -1,0 +1,115 @@
+"""A request as the scheduler knows it: one sample, token ids and numbers only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from rung.errors import RequestError
+
+
+class FinishReason(Enum):
+    """Why a row ended; mirrors `FinishReason` of the protocol."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are chosen. Ranges are checked where a request enters the engine.
+
+    temperature: 0 is greedy, else logits are divided by it.
+    top_k:       0 keeps all ids.
+    top_p:       1.0 keeps all ids.
+    seed:        u64; with `sample_index` and the position it fixes every random number.
+    top_logprobs: None: no logprobs; n >= 0: the chosen token's and n alternatives.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+    sample_index: int = 0
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoppingParams:
+    """When a row ends. `stop_token_ids` already includes the model's end-of-text ids unless
+    the request ignores them; `max_tokens` is already clamped to the room in the context."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sample's life in the scheduler. Only the scheduler changes it after `add`.
+
+    request_id:    unique in the process.
+    token_ids:     [capacity] int32, prompt then answer; the first `num_tokens` are valid.
+    num_computed_tokens: tokens whose KV is in `block_table`; chases `num_tokens`.
+    row:           state row while admitted, stable until it ends or is preempted; else -1.
+    """
+
+    request_id: int
+    prompt_ids: npt.NDArray[np.int32]
+    sampling: SamplingParams
+    stopping: StoppingParams
+    token_ids: npt.NDArray[np.int32] = field(init=False)
+    num_tokens: int = field(init=False)
+    num_computed_tokens: int = field(default=0, init=False)
+    block_table: list[int] = field(default_factory=list, init=False)
+    row: int = field(default=-1, init=False)
+
+    def __post_init__(self) -> None:
+        num_prompt = len(self.prompt_ids)
+        self.token_ids = np.empty(num_prompt + self.stopping.max_tokens, dtype=np.int32)
+        self.token_ids[:num_prompt] = self.prompt_ids
+        self.num_tokens = num_prompt
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far; survives preemption."""
+        return self.num_tokens - len(self.prompt_ids)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and longest answer together."""
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The one terminal event of an accepted request."""
+
+    request_id: int
+    reason: FinishReason
+    num_prompt_tokens: int
+    num_output_tokens: int
+    stop_token_id: int | None = None
+    error: RequestError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Sent once, with a request's first token or before its terminal event if it was scheduled.
+    Durations in seconds, as accumulated from `commit(elapsed)`."""
+
+    request_id: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    queue_s: float
+    prefill_s: float

@@ -1,0 +1,1 @@
+"""Devices that execute a plan."""

@@ -1,0 +1,46 @@
+"""What the engine loop needs from a device. A runner owns weights, KV memory and streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from rung.scheduler.batch import StepOutput, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerInfo:
+    """Facts that `Describe`, the start-up table and the scheduler need.
+
+    kv_bytes_per_block: bytes of one block over all layers, keys and values.
+    batch_invariant:    a row's answer is bitwise the same in any batch.
+    """
+
+    name: str
+    num_blocks: int
+    block_size: int
+    kv_bytes_per_block: int
+    weight_bytes: int
+    batch_invariant: bool
+
+
+class Runner(Protocol):
+    """Two phases, so that whatever must be ready for sampling alone (masks, the tokens of the
+    step before) may be computed while the forward pass runs."""
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Constant after construction."""
+        ...
+
+    def forward(self, plan: StepPlan) -> None:
+        """Compute the plan's tokens and store their KV. The plan's `freed_blocks` are wiped first."""
+        ...
+
+    def sample(self, plan: StepPlan) -> StepOutput:
+        """Choose one token for each of the plan's sampling rows, after `forward` of the same plan."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory. Idempotent."""
+        ...

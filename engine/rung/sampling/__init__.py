@@ -1,0 +1,1 @@
+"""Choosing tokens from host logits, with numpy alone."""

@@ -1,0 +1,1 @@
+"""Which tokens run in each step. Pure: no torch, no clock, no I/O."""

@@ -1,0 +1,1 @@
+"""The gRPC service; the only part of the engine that knows protobuf."""

@@ -1,0 +1,5 @@
+//! Chat templates.
+
+/// A compiled template.
+#[derive(Debug)]
+pub struct ChatTemplate;

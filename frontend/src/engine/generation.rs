@@ -1,0 +1,172 @@
+//! The mailbox between the session reader and one request: deltas merge while nobody reads, so
+//! it is bounded by the request's own token limit, and one slow client never blocks the session.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+
+use super::types::{EngineError, EngineFinish, SampleDelta};
+
+/// Told when samples that the engine may still be computing are no longer wanted.
+pub trait AbortSink: Send + Sync {
+    /// Abort one sample of the request. Called at most once per sample, never after its finish.
+    fn abort(&self, sample: u32);
+}
+
+struct Slot {
+    pending: SampleDelta,
+    /// Something to read.
+    dirty: bool,
+    /// Terminal delta pushed, or aborted by the reader: later pushes are dropped.
+    closed: bool,
+}
+
+struct Mailbox {
+    slots: Mutex<Vec<Slot>>,
+    notify: Notify,
+}
+
+impl Mailbox {
+    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The reading end. Dropping it aborts every sample that has not finished.
+pub struct Generation {
+    mailbox: Arc<Mailbox>,
+    abort: Arc<dyn AbortSink>,
+    open: usize,
+}
+
+/// The writing end, held by the session reader.
+#[derive(Clone)]
+pub struct GenerationSink {
+    mailbox: Arc<Mailbox>,
+}
+
+impl Generation {
+    /// A connected pair for `samples` answers.
+    pub fn new(samples: u32, abort: Arc<dyn AbortSink>) -> (Self, GenerationSink) {
+        let slots = (0..samples)
+            .map(|_| Slot { pending: SampleDelta::default(), dirty: false, closed: false })
+            .collect();
+        let mailbox = Arc::new(Mailbox { slots: Mutex::new(slots), notify: Notify::new() });
+        let sink = GenerationSink { mailbox: Arc::clone(&mailbox) };
+        (Self { mailbox, abort, open: samples as usize }, sink)
+    }
+
+    /// Waits until something is new and returns it, one entry per sample that has news, in
+    /// sample order. `None` once every sample has finished or was aborted. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Vec<(u32, SampleDelta)>> {
+        loop {
+            if self.open == 0 {
+                return None;
+            }
+            let notified = self.mailbox.notify.notified();
+            let news = self.take();
+            if !news.is_empty() {
+                return Some(news);
+            }
+            notified.await;
+        }
+    }
+
+    fn take(&mut self) -> Vec<(u32, SampleDelta)> {
+        let mut slots = self.mailbox.lock();
+        let mut news = Vec::new();
+        for (sample, slot) in slots.iter_mut().enumerate() {
+            if slot.dirty {
+                slot.dirty = false;
+                let delta = std::mem::take(&mut slot.pending);
+                if delta.finish.is_some() {
+                    self.open -= 1;
+                }
+                news.push((sample as u32, delta));
+            }
+        }
+        news
+    }
+
+    /// Stops one sample: nothing more is read from it and the engine is told. No effect on a
+    /// sample that has finished.
+    pub fn abort(&mut self, sample: u32) {
+        let was_open = {
+            let mut slots = self.mailbox.lock();
+            let slot = &mut slots[sample as usize];
+            // A terminal delta that was pushed but not read still counts as open here, though
+            // the engine has nothing left to abort.
+            let unread_finish = slot.dirty && slot.pending.finish.is_some();
+            if slot.closed && !unread_finish {
+                return;
+            }
+            slot.pending = SampleDelta::default();
+            slot.dirty = false;
+            let was_live = !slot.closed;
+            slot.closed = true;
+            was_live
+        };
+        self.open -= 1;
+        if was_open {
+            self.abort.abort(sample);
+        }
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        let live: Vec<u32> = {
+            let mut slots = self.mailbox.lock();
+            (0u32..)
+                .zip(slots.iter_mut())
+                .filter(|(_, slot)| !slot.closed)
+                .map(|(sample, slot)| {
+                    slot.closed = true;
+                    sample
+                })
+                .collect()
+        };
+        for sample in live {
+            self.abort.abort(sample);
+        }
+    }
+}
+
+impl GenerationSink {
+    /// Appends to a sample's pending delta. Returns false when the sample is closed, so that the
+    /// caller can count the dropped row.
+    pub fn push(&self, sample: u32, delta: SampleDelta) -> bool {
+        {
+            let mut slots = self.mailbox.lock();
+            let Some(slot) = slots.get_mut(sample as usize) else { return false };
+            if slot.closed {
+                return false;
+            }
+            slot.dirty = true;
+            slot.closed = delta.finish.is_some();
+            let pending = &mut slot.pending;
+            if pending.token_ids.is_empty() {
+                pending.token_ids = delta.token_ids;
+                pending.logprobs = delta.logprobs;
+            } else {
+                pending.token_ids.extend_from_slice(&delta.token_ids);
+                pending.logprobs.extend(delta.logprobs);
+            }
+            pending.started = pending.started.or(delta.started);
+            if delta.finish.is_some() {
+                pending.finish = delta.finish;
+            }
+        }
+        self.mailbox.notify.notify_one();
+        true
+    }
+
+    /// Ends every sample that is still open with the same error.
+    pub fn fail(&self, error: &EngineError) {
+        let samples = self.mailbox.lock().len();
+        for sample in 0..samples as u32 {
+            let finish = Some(EngineFinish::Error(error.clone()));
+            self.push(sample, SampleDelta { finish, ..SampleDelta::default() });
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The Rung frontend: everything that is text and sockets. Layers, each using only those below:
+//!
+//! ```text
+//! router → openai → chat → text
+//!               ↘ engine (the only protobuf)
+//! ```
+
+pub mod chat;
+pub mod config;
+pub mod engine;
+pub mod lifecycle;
+pub mod metrics;
+pub mod model;
+pub mod text;

@@ -1,0 +1,2 @@
+//! The server binary: parse, then serve.
+fn main() {}
