@@ -63,12 +63,12 @@ impl Generation {
             if self.open == 0 {
                 return None;
             }
-            let notified = self.mailbox.notify.notified();
             let news = self.take();
             if !news.is_empty() {
                 return Some(news);
             }
-            notified.await;
+            // A push between the look and the wait leaves a permit, so it is not missed.
+            self.mailbox.notify.notified().await;
         }
     }
 
