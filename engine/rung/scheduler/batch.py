@@ -7,12 +7,14 @@ R rows in the step, T query tokens in the step, S rows that sample, B longest bl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rung.errors import RequestError
-from rung.request import Finished, Started
+if TYPE_CHECKING:
+    from rung.errors import RequestError
+    from rung.request import Finished, Started
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
