@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from rung.models.config import ModelConfig
-from rung.models.ops import Ops, T
+from typing import TYPE_CHECKING
+
 from rung.models.registry import Architecture
+
+if TYPE_CHECKING:
+    from rung.models.config import ModelConfig
+    from rung.models.ops import Ops, T
 
 GGUF_NAMES = {
     "embed_tokens": "token_embd.weight",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rung.errors import ModelError
-from rung.models.config import ModelConfig
-from rung.models.ops import Ops
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from rung.models.config import ModelConfig
+    from rung.models.ops import Ops
 
 # Name, as in `ModelConfig.architecture` and GGUF, to "module:attribute" of its `Architecture`.
 ARCHITECTURES = {
