@@ -1,0 +1,1 @@
+"""The native CPU runner: the model recorded once, replayed by `rung_kernels` in two calls a step."""
