@@ -1,7 +1,8 @@
 //! Native CPU kernels. Every function checks its shapes; none knows models, files or the engine.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+pub mod cpu;
 pub mod dequantize;
 
 #[cfg(feature = "python")]

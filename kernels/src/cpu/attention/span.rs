@@ -1,0 +1,301 @@
+//! One span of 256 positions for a tile of queries: scores, softmax, weighted values.
+
+use std::ops::Range;
+
+use super::{Context, Partial};
+use crate::cpu::kv::{BLOCK_SIZE, KvFormat, Tile, UNIT};
+use crate::cpu::math;
+use crate::cpu::simd::Simd;
+
+/// Positions in a span.
+pub(super) const SPAN: usize = 256;
+
+/// Positions whose values stay in the nearest cache while all queries of a tile read them.
+const STRIP: usize = 64;
+
+/// Queries that share a pass over keys or values.
+const QUERIES: usize = 4;
+
+/// Queries that see the same KV head of one row.
+///
+/// Both ends of `visible` rise from query to query.
+pub(super) struct Queries<'a> {
+    /// `[num_queries, dim]`, times the scale of the scores, padded with zeros.
+    pub(super) values: &'a [f32],
+    /// Absolute positions that each query sees.
+    pub(super) visible: &'a [Range<usize>],
+    /// Numbers per query.
+    pub(super) dim: usize,
+}
+
+impl Queries<'_> {
+    fn query(&self, index: usize) -> &[[f32; 2]] {
+        let (pairs, _) = self.values[index * self.dim..][..self.dim].as_chunks();
+        pairs
+    }
+
+    /// What a query sees of the positions from `start` on, at most `len`, counted from `start`.
+    fn seen(&self, index: usize, start: usize, len: usize) -> Range<usize> {
+        let visible = &self.visible[index];
+        visible.start.clamp(start, start + len) - start..visible.end.clamp(start, start + len) - start
+    }
+}
+
+/// Compute `partial` of the span that starts at position `start`. `scores` is `[num_queries, SPAN]`.
+#[inline(always)]
+pub(super) fn attend_span<S: Simd, F: KvFormat>(
+    simd: S,
+    context: Context<'_, F>,
+    queries: &Queries<'_>,
+    start: usize,
+    scores: &mut [f32],
+    partial: &mut Partial,
+) {
+    let num_queries = queries.visible.len();
+    let mut first = 0;
+    while first < num_queries {
+        let count = QUERIES.min(num_queries - first);
+        let rows = &mut scores[first * SPAN..][..count * SPAN];
+        match count {
+            4 => score_queries::<S, F, 4>(simd, context, queries, first, start, rows),
+            3 => score_queries::<S, F, 3>(simd, context, queries, first, start, rows),
+            2 => score_queries::<S, F, 2>(simd, context, queries, first, start, rows),
+            _ => score_queries::<S, F, 1>(simd, context, queries, first, start, rows),
+        }
+        first += count;
+    }
+    for index in 0..num_queries {
+        let seen = queries.seen(index, start, SPAN);
+        let row = &mut scores[index * SPAN..][..SPAN];
+        (partial.max[index], partial.sum[index]) = softmax(simd, context, start, seen, row);
+    }
+    partial.values.fill(0.0);
+    for strip in (0..SPAN).step_by(STRIP) {
+        let mut first = 0;
+        while first < num_queries {
+            let count = QUERIES.min(num_queries - first);
+            let rows = &scores[first * SPAN..][..count * SPAN];
+            let values = &mut partial.values[first * queries.dim..][..count * queries.dim];
+            weigh_strip(simd, context, queries, first, start, strip, rows, values);
+            first += count;
+        }
+    }
+}
+
+/// Scores of N neighbouring queries in all blocks that one of them sees.
+#[inline(always)]
+fn score_queries<S: Simd, F: KvFormat, const N: usize>(
+    simd: S,
+    context: Context<'_, F>,
+    queries: &Queries<'_>,
+    first: usize,
+    start: usize,
+    rows: &mut [f32],
+) {
+    let seen = queries.seen(first, start, SPAN).start..queries.seen(first + N - 1, start, SPAN).end;
+    let query: [&[[f32; 2]]; N] = std::array::from_fn(|index| queries.query(first + index));
+    let (mut block, end) = (seen.start / BLOCK_SIZE, seen.end.div_ceil(BLOCK_SIZE));
+    let tile = |block: usize| context.tile(start / BLOCK_SIZE + block);
+    while block < end {
+        if S::NUM_REGISTERS >= 32 && block + 4 <= end {
+            score_blocks::<S, F, N, 4>(simd, std::array::from_fn(|i| tile(block + i)), query, block, rows);
+            block += 4;
+        } else {
+            score_blocks::<S, F, N, 1>(simd, [tile(block)], query, block, rows);
+            block += 1;
+        }
+    }
+}
+
+/// Scores of N queries in B blocks: one chain of fused multiply-adds over dimensions per score.
+#[inline(always)]
+fn score_blocks<S: Simd, F: KvFormat, const N: usize, const B: usize>(
+    simd: S,
+    tiles: [Tile<'_, F::Value>; B],
+    query: [&[[f32; 2]]; N],
+    block: usize,
+    rows: &mut [f32],
+) {
+    let num_pairs = tiles[0].keys.len();
+    let keys = tiles.map(|tile| &tile.keys[..num_pairs]);
+    let query = query.map(|query| &query[..num_pairs]);
+    let mut sums = [[simd.splat(0.0); B]; N];
+    for pair in 0..num_pairs {
+        let units: [_; B] = std::array::from_fn(|b| F::load(simd, &keys[b][pair]));
+        for n in 0..N {
+            let [even, odd] = query[n][pair];
+            let (even, odd) = (simd.splat(even), simd.splat(odd));
+            for b in 0..B {
+                sums[n][b] = simd.fma(even, units[b].0, sums[n][b]);
+                sums[n][b] = simd.fma(odd, units[b].1, sums[n][b]);
+            }
+        }
+    }
+    for b in 0..B {
+        let scales = simd.load(tiles[b].key_scales);
+        for n in 0..N {
+            let sum = if F::SCALED { simd.mul(sums[n][b], scales) } else { sums[n][b] };
+            simd.store(sum, vector_mut(&mut rows[n * SPAN..], block + b));
+        }
+    }
+}
+
+/// Turn the scores of one query that it sees into weights relative to their maximum; returns the
+/// maximum and the sum of the weights. Weights of int8 values carry the values' scales.
+#[inline(always)]
+fn softmax<S: Simd, F: KvFormat>(
+    simd: S,
+    context: Context<'_, F>,
+    start: usize,
+    seen: Range<usize>,
+    row: &mut [f32],
+) -> (f32, f32) {
+    if seen.is_empty() {
+        return (f32::NEG_INFINITY, 0.0);
+    }
+    let (first, end) = (seen.start / BLOCK_SIZE, seen.end.div_ceil(BLOCK_SIZE));
+    row[first * BLOCK_SIZE..seen.start].fill(f32::NEG_INFINITY);
+    row[seen.end..end * BLOCK_SIZE].fill(f32::NEG_INFINITY);
+    let mut max = simd.splat(f32::NEG_INFINITY);
+    for block in first..end {
+        max = simd.max(max, simd.load(vector(row, block)));
+    }
+    let max = simd.reduce_max(max);
+    let shift = simd.splat(max);
+    let mut sum = simd.splat(0.0);
+    for block in first..end {
+        let weights = math::exp(simd, simd.sub(simd.load(vector(row, block)), shift));
+        sum = simd.add(sum, weights);
+        let weights = if F::SCALED {
+            let tile = context.tile(start / BLOCK_SIZE + block);
+            simd.mul(weights, simd.load(tile.value_scales))
+        } else {
+            weights
+        };
+        simd.store(weights, vector_mut(row, block));
+    }
+    (max, simd.reduce_add(sum))
+}
+
+/// Add the weighted values of one strip of the span to those of up to QUERIES queries.
+///
+/// Positions that all of them see are read once for all; the others one query at a time, in order.
+#[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "the loop body of attend_span")]
+fn weigh_strip<S: Simd, F: KvFormat>(
+    simd: S,
+    context: Context<'_, F>,
+    queries: &Queries<'_>,
+    first: usize,
+    start: usize,
+    strip: usize,
+    rows: &[f32],
+    values: &mut [f32],
+) {
+    let dim = queries.dim;
+    let count = values.len() / dim;
+    let seen = |index: usize| {
+        let seen = queries.seen(first + index, start + strip, STRIP);
+        seen.start + strip..seen.end + strip
+    };
+    let shared = seen(count - 1).start..seen(0).end;
+    let shared = if shared.is_empty() { seen(0).end..seen(0).end } else { shared };
+    let block = start / BLOCK_SIZE;
+    for index in 0..count {
+        let before = seen(index).start..seen(index).end.min(shared.start);
+        weigh::<S, F, 1>(simd, context, block, before, &rows[index * SPAN..], &mut values[index * dim..][..dim]);
+    }
+    match count {
+        4 => weigh::<S, F, 4>(simd, context, block, shared.clone(), rows, values),
+        3 => weigh::<S, F, 3>(simd, context, block, shared.clone(), rows, values),
+        2 => weigh::<S, F, 2>(simd, context, block, shared.clone(), rows, values),
+        _ => weigh::<S, F, 1>(simd, context, block, shared.clone(), rows, values),
+    }
+    for index in 0..count {
+        let after = seen(index).start.max(shared.end)..seen(index).end;
+        weigh::<S, F, 1>(simd, context, block, after, &rows[index * SPAN..], &mut values[index * dim..][..dim]);
+    }
+}
+
+/// Add the weighted values of `positions`, counted from the span's first `block`, for N queries.
+#[inline(always)]
+fn weigh<S: Simd, F: KvFormat, const N: usize>(
+    simd: S,
+    context: Context<'_, F>,
+    block: usize,
+    positions: Range<usize>,
+    rows: &[f32],
+    values: &mut [f32],
+) {
+    if positions.is_empty() {
+        return;
+    }
+    let num_units = values.len() / N / UNIT;
+    let mut unit = 0;
+    while unit < num_units {
+        if S::NUM_REGISTERS >= 32 && unit + 2 <= num_units {
+            weigh_units::<S, F, N, 2>(simd, context, block, positions.clone(), rows, values, unit);
+            unit += 2;
+        } else {
+            weigh_units::<S, F, N, 1>(simd, context, block, positions.clone(), rows, values, unit);
+            unit += 1;
+        }
+    }
+}
+
+/// The same for U units of 32 dimensions: one chain of fused multiply-adds over positions per number.
+#[inline(always)]
+fn weigh_units<S: Simd, F: KvFormat, const N: usize, const U: usize>(
+    simd: S,
+    context: Context<'_, F>,
+    block: usize,
+    positions: Range<usize>,
+    rows: &[f32],
+    values: &mut [f32],
+    unit: usize,
+) {
+    let dim = values.len() / N;
+    let num_units = dim / UNIT;
+    let place = |n: usize, u: usize| n * dim / BLOCK_SIZE + 2 * (unit + u);
+    let mut sums: [[_; U]; N] = std::array::from_fn(|n| {
+        std::array::from_fn(|u| {
+            let low = simd.load(vector(values, place(n, u)));
+            (low, simd.load(vector(values, place(n, u) + 1)))
+        })
+    });
+    let mut position = positions.start;
+    while position < positions.end {
+        let index = position / BLOCK_SIZE;
+        let tile = context.tile(block + index);
+        let end = positions.end.min((index + 1) * BLOCK_SIZE);
+        for position in position..end {
+            let token = &tile.values[position % BLOCK_SIZE * num_units + unit..][..U];
+            let token: [_; U] = std::array::from_fn(|u| F::load(simd, &token[u]));
+            for n in 0..N {
+                let weight = simd.splat(rows[n * SPAN + position]);
+                for u in 0..U {
+                    sums[n][u].0 = simd.fma(weight, token[u].0, sums[n][u].0);
+                    sums[n][u].1 = simd.fma(weight, token[u].1, sums[n][u].1);
+                }
+            }
+        }
+        position = end;
+    }
+    for n in 0..N {
+        for u in 0..U {
+            simd.store(sums[n][u].0, vector_mut(values, place(n, u)));
+            simd.store(sums[n][u].1, vector_mut(values, place(n, u) + 1));
+        }
+    }
+}
+
+/// The 16 numbers at `index` vectors from the start.
+#[inline(always)]
+fn vector(values: &[f32], index: usize) -> &[f32; BLOCK_SIZE] {
+    &values.as_chunks().0[index]
+}
+
+#[inline(always)]
+fn vector_mut(values: &mut [f32], index: usize) -> &mut [f32; BLOCK_SIZE] {
+    &mut values.as_chunks_mut().0[index]
+}

@@ -1,0 +1,12 @@
+//! Kernels for the processor: what a step of the native runner is made of. Knows tensors, rows
+//! and threads; no model, no file and no Python.
+
+#![expect(
+    clippy::inline_always,
+    reason = "only code inlined into `Isa::dispatch` is compiled for its instruction set"
+)]
+
+pub mod isa;
+pub mod math;
+pub mod pool;
+pub mod simd;

@@ -1,0 +1,265 @@
+//! The operations in plain Rust: their definition, and what the other sets are tested against.
+
+use super::{Isa, LANE_BYTES, LANES, Simd};
+
+/// Plain Rust.
+#[derive(Debug, Clone, Copy)]
+pub struct Portable;
+
+#[inline(always)]
+fn map<T: Copy, U>(a: [T; LANES], f: impl Fn(T) -> U) -> [U; LANES] {
+    std::array::from_fn(|lane| f(a[lane]))
+}
+
+#[inline(always)]
+fn zip<T: Copy, U>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> U) -> [U; LANES] {
+    std::array::from_fn(|lane| f(a[lane], b[lane]))
+}
+
+#[inline(always)]
+fn reduce(mut a: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            a[lane] = f(a[lane], a[lane + half]);
+        }
+    }
+    a[0]
+}
+
+/// bfloat16 of a float, ties to even.
+#[inline(always)]
+pub(super) fn bf16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    if value.is_nan() {
+        return ((bits >> 16) | 0x40) as u16;
+    }
+    ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) as u16
+}
+
+impl Simd for Portable {
+    type F32 = [f32; LANES];
+    type I32 = [i32; LANES];
+    type Bytes = [u8; LANE_BYTES];
+    type Signed = [u8; LANE_BYTES];
+    type NibbleSums = [i32; LANES];
+
+    const ISA: Isa = Isa::Portable;
+    const ROWS: usize = 4;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> Self::F32 {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn load(self, values: &[f32; LANES]) -> Self::F32 {
+        *values
+    }
+
+    #[inline(always)]
+    fn load_partial(self, values: &[f32]) -> Self::F32 {
+        let mut vector = [0.0; LANES];
+        vector[..values.len()].copy_from_slice(values);
+        vector
+    }
+
+    #[inline(always)]
+    fn store(self, vector: Self::F32, values: &mut [f32; LANES]) {
+        *values = vector;
+    }
+
+    #[inline(always)]
+    fn store_partial(self, vector: Self::F32, values: &mut [f32]) {
+        values.copy_from_slice(&vector[..values.len()]);
+    }
+
+    #[inline(always)]
+    fn load_bf16(self, values: &[u16; LANES]) -> Self::F32 {
+        map(*values, |bits| f32::from_bits(u32::from(bits) << 16))
+    }
+
+    #[inline(always)]
+    fn store_bf16(self, vector: Self::F32, values: &mut [u16; LANES]) {
+        *values = map(vector, bf16_bits);
+    }
+
+    #[inline(always)]
+    fn load_f16(self, values: &[u16; LANES]) -> Self::F32 {
+        map(*values, |bits| half::f16::from_bits(bits).to_f32())
+    }
+
+    #[inline(always)]
+    fn load_i8(self, values: &[i8; LANES]) -> Self::F32 {
+        map(*values, f32::from)
+    }
+
+    #[inline(always)]
+    fn store_i8(self, vector: Self::F32, values: &mut [i8; LANES]) {
+        *values = map(vector, |value| value.round_ties_even() as i8);
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        zip(a, b, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        zip(a, b, |a, b| a - b)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        zip(a, b, |a, b| a * b)
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        zip(a, b, |a, b| a / b)
+    }
+
+    #[inline(always)]
+    fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
+        std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
+    }
+
+    #[inline(always)]
+    fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn abs(self, a: Self::F32) -> Self::F32 {
+        map(a, f32::abs)
+    }
+
+    #[inline(always)]
+    fn select_lt(self, a: Self::F32, b: Self::F32, yes: Self::F32, no: Self::F32) -> Self::F32 {
+        std::array::from_fn(|lane| {
+            if a[lane] < b[lane] {
+                yes[lane]
+            } else {
+                no[lane]
+            }
+        })
+    }
+
+    #[inline(always)]
+    fn round(self, a: Self::F32) -> Self::F32 {
+        map(a, f32::round_ties_even)
+    }
+
+    #[inline(always)]
+    fn to_i32(self, a: Self::F32) -> Self::I32 {
+        map(a, |value| value.round_ties_even() as i32)
+    }
+
+    #[inline(always)]
+    fn to_bits(self, a: Self::F32) -> Self::I32 {
+        map(a, |value| value.to_bits().cast_signed())
+    }
+
+    #[inline(always)]
+    fn splat_i32(self, value: i32) -> Self::I32 {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        zip(a, b, i32::wrapping_add)
+    }
+
+    #[inline(always)]
+    fn shl_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32 {
+        map(a, |value| value << BITS)
+    }
+
+    #[inline(always)]
+    fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
+        map(a, |bits| f32::from_bits(bits.cast_unsigned()))
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; LANE_BYTES]) -> Self::Bytes {
+        *bytes
+    }
+
+    #[inline(always)]
+    fn low_nibbles(self, bytes: Self::Bytes) -> Self::Bytes {
+        bytes.map(|byte| byte & 0x0F)
+    }
+
+    #[inline(always)]
+    fn high_nibbles(self, bytes: Self::Bytes) -> Self::Bytes {
+        bytes.map(|byte| byte >> 4)
+    }
+
+    #[inline(always)]
+    fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; LANE_BYTES]) {
+        *out = bytes;
+    }
+
+    #[inline(always)]
+    fn byte_to_f32<const BYTE: usize>(self, bytes: Self::Bytes) -> Self::F32 {
+        std::array::from_fn(|lane| f32::from(bytes[4 * lane + BYTE]))
+    }
+
+    #[inline(always)]
+    fn signed(self, biased: Self::Bytes) -> Self::Signed {
+        biased
+    }
+
+    #[inline(always)]
+    fn start_signed(self, base: i32, _: i32) -> Self::I32 {
+        [base; LANES]
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sum: Self::I32, weights: Self::Signed, activations: [i8; 4]) -> Self::I32 {
+        std::array::from_fn(|lane| {
+            (0..4).fold(sum[lane], |sum, i| {
+                let weight = i32::from(weights[4 * lane + i]) - 128;
+                sum + weight * i32::from(activations[i])
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn start_nibbles(self, base: i32) -> Self::NibbleSums {
+        [base; LANES]
+    }
+
+    #[inline(always)]
+    fn dot_nibbles(
+        self,
+        sums: Self::NibbleSums,
+        weights: Self::Bytes,
+        activations: [i8; 4],
+    ) -> Self::NibbleSums {
+        std::array::from_fn(|lane| {
+            (0..4).fold(sums[lane], |sum, i| {
+                sum + i32::from(weights[4 * lane + i]) * i32::from(activations[i])
+            })
+        })
+    }
+
+    #[inline(always)]
+    fn finish_nibbles(self, sums: Self::NibbleSums, _: i32) -> Self::I32 {
+        sums
+    }
+
+    #[inline(always)]
+    fn reduce_add(self, a: Self::F32) -> f32 {
+        reduce(a, |a, b| a + b)
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, a: Self::F32) -> f32 {
+        reduce(a, |a, b| if a > b { a } else { b })
+    }
+}
