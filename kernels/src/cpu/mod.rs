@@ -6,7 +6,10 @@
     reason = "only code inlined into `Isa::dispatch` is compiled for its instruction set"
 )]
 
+pub mod buffer;
 pub mod isa;
 pub mod math;
 pub mod pool;
+pub mod quantize;
+pub mod shared;
 pub mod simd;

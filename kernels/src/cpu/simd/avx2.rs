@@ -141,7 +141,7 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn load_f16(self, values: &[u16; LANES]) -> Self::F32 {
+    fn load_f16(self, values: &[u8; 2 * LANES]) -> Self::F32 {
         let start: *const __m128i = values.as_ptr().cast();
         let halves = unsafe { [_mm_loadu_si128(start), _mm_loadu_si128(start.add(1))] };
         both(halves, |halves| unsafe { _mm256_cvtph_ps(halves) })
@@ -154,6 +154,17 @@ impl Simd for Avx2 {
             let halves = [bytes, _mm_unpackhi_epi64(bytes, bytes)];
             both(halves, |bytes| {
                 _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+            })
+        }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, values: &[u8; LANES]) -> Self::F32 {
+        unsafe {
+            let bytes = _mm_loadu_si128(values.as_ptr().cast());
+            let halves = [bytes, _mm_unpackhi_epi64(bytes, bytes)];
+            both(halves, |bytes| {
+                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))
             })
         }
     }
@@ -262,6 +273,11 @@ impl Simd for Avx2 {
         both(a, |a| unsafe {
             _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed()))
         })
+    }
+
+    #[inline(always)]
+    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        zip(a, b, |a, b| unsafe { _mm256_max_epi32(a, b) })
     }
 
     #[inline(always)]
@@ -378,5 +394,16 @@ impl Simd for Avx2 {
     fn reduce_max(self, a: Self::F32) -> f32 {
         let max = unsafe { _mm256_max_ps(a[0], a[1]) };
         reduce(max, |a, b| unsafe { _mm_max_ps(a, b) })
+    }
+
+    #[inline(always)]
+    fn reduce_max_i32(self, a: Self::I32) -> i32 {
+        unsafe {
+            let a = _mm256_max_epi32(a[0], a[1]);
+            let a = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            let a = _mm_max_epi32(a, _mm_shuffle_epi32::<0b01_00_11_10>(a));
+            let a = _mm_max_epi32(a, _mm_shuffle_epi32::<0b10_11_00_01>(a));
+            _mm_cvtsi128_si32(a)
+        }
     }
 }

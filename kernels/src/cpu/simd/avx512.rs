@@ -98,8 +98,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn load_f16(self, values: &[u16; LANES]) -> __m512 {
+    fn load_f16(self, values: &[u8; 2 * LANES]) -> __m512 {
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(values.as_ptr().cast())) }
+    }
+
+    #[inline(always)]
+    fn load_u8(self, values: &[u8; LANES]) -> __m512 {
+        unsafe {
+            let bytes = _mm_loadu_si128(values.as_ptr().cast());
+            _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))
+        }
     }
 
     #[inline(always)]
@@ -194,6 +202,11 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn max_i32(self, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_max_epi32(a, b) }
+    }
+
+    #[inline(always)]
     fn bits_to_f32(self, a: __m512i) -> __m512 {
         unsafe { _mm512_castsi512_ps(a) }
     }
@@ -281,5 +294,10 @@ impl Simd for Avx512 {
             let a = _mm_max_ps(a, _mm_movehl_ps(a, a));
             _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)))
         }
+    }
+
+    #[inline(always)]
+    fn reduce_max_i32(self, a: __m512i) -> i32 {
+        unsafe { _mm512_reduce_max_epi32(a) }
     }
 }

@@ -59,8 +59,10 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn load_bf16(self, values: &[u16; LANES]) -> Self::F32;
     /// Write as bfloat16, rounded to nearest, ties to even; a NaN stays a NaN.
     fn store_bf16(self, vector: Self::F32, values: &mut [u16; LANES]);
-    /// Sixteen IEEE halves, widened.
-    fn load_f16(self, values: &[u16; LANES]) -> Self::F32;
+    /// Sixteen IEEE halves, little-endian, widened.
+    fn load_f16(self, values: &[u8; 2 * LANES]) -> Self::F32;
+    /// Sixteen unsigned bytes, converted.
+    fn load_u8(self, values: &[u8; LANES]) -> Self::F32;
     /// Sixteen signed bytes, converted.
     fn load_i8(self, values: &[i8; LANES]) -> Self::F32;
     /// Write as signed bytes, rounded to nearest, ties to even. Lanes must round into `i8`.
@@ -97,6 +99,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
     /// Shifted left by `BITS`.
     fn shl_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32;
+    /// The larger of a and b.
+    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
     /// The bits as floats.
     fn bits_to_f32(self, a: Self::I32) -> Self::F32;
 
@@ -136,6 +140,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn reduce_add(self, a: Self::F32) -> f32;
     /// The largest lane, by `max` in the order of `reduce_add`.
     fn reduce_max(self, a: Self::F32) -> f32;
+    /// The largest lane.
+    fn reduce_max_i32(self, a: Self::I32) -> i32;
 
     /// All lanes zero.
     #[inline(always)]

@@ -17,7 +17,7 @@ fn zip<T: Copy, U>(a: [T; LANES], b: [T; LANES], f: impl Fn(T, T) -> U) -> [U; L
 }
 
 #[inline(always)]
-fn reduce(mut a: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
+fn reduce<T: Copy>(mut a: [T; LANES], f: impl Fn(T, T) -> T) -> T {
     for half in [8, 4, 2, 1] {
         for lane in 0..half {
             a[lane] = f(a[lane], a[lane + half]);
@@ -84,8 +84,15 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn load_f16(self, values: &[u16; LANES]) -> Self::F32 {
-        map(*values, |bits| half::f16::from_bits(bits).to_f32())
+    fn load_f16(self, values: &[u8; 2 * LANES]) -> Self::F32 {
+        std::array::from_fn(|lane| {
+            half::f16::from_le_bytes([values[2 * lane], values[2 * lane + 1]]).to_f32()
+        })
+    }
+
+    #[inline(always)]
+    fn load_u8(self, values: &[u8; LANES]) -> Self::F32 {
+        map(*values, f32::from)
     }
 
     #[inline(always)]
@@ -180,6 +187,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
+        zip(a, b, i32::max)
+    }
+
+    #[inline(always)]
     fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
         map(a, |bits| f32::from_bits(bits.cast_unsigned()))
     }
@@ -261,5 +273,10 @@ impl Simd for Portable {
     #[inline(always)]
     fn reduce_max(self, a: Self::F32) -> f32 {
         reduce(a, |a, b| if a > b { a } else { b })
+    }
+
+    #[inline(always)]
+    fn reduce_max_i32(self, a: Self::I32) -> i32 {
+        reduce(a, i32::max)
     }
 }

@@ -133,9 +133,12 @@ fn conversions<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, Vec<i
     let mut nan = [0_u16; LANES];
     s.store_bf16(s.splat(f32::from_bits(0x7F80_0001)), &mut nan);
     let integers = s.to_i32(codes);
+    let others = s.to_i32(s.load_i8(&numbers.bytes().map(u8::cast_signed)));
+    let largest = s.reduce_max_i32(integers);
     vec![
         ("load_bf16", bits(&s.to_array(s.load_bf16(&halves)))),
-        ("load_f16", bits(&s.to_array(s.load_f16(&halves)))),
+        ("load_f16", bits(&s.to_array(s.load_f16(&numbers.bytes())))),
+        ("load_u8", bits(&s.to_array(s.load_u8(&numbers.bytes())))),
         ("load_i8", bits(&s.to_array(codes))),
         ("store_i8", narrow.map(i64::from).to_vec()),
         ("store_bf16", brain.map(i64::from).to_vec()),
@@ -145,6 +148,8 @@ fn conversions<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, Vec<i
             "add_i32",
             lanes(s, s.add_i32(integers, s.splat_i32(i32::MAX))),
         ),
+        ("max_i32", lanes(s, s.max_i32(integers, others))),
+        ("reduce_max_i32", vec![i64::from(largest)]),
         ("shl_i32", lanes(s, s.shl_i32::<23>(integers))),
         ("byte 0", bits(&s.to_array(s.byte_to_f32::<0>(bytes)))),
         ("byte 1", bits(&s.to_array(s.byte_to_f32::<1>(bytes)))),

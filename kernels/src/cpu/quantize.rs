@@ -1,0 +1,311 @@
+//! Activations as signed bytes in groups of 32, in the order in which matrix kernels read them.
+//!
+//! A group has one scale, amax / 127; a code is x * (127 / amax) rounded to nearest, ties to
+//! even, so within ±127. A row's codes depend on that row alone.
+
+#![expect(unsafe_code, reason = "units write their own rows of one slice")]
+
+use super::isa::{Isa, Kernel};
+use super::pool::{Pool, PoolError};
+use super::shared::SharedSlice;
+use super::simd::{LANES, Simd};
+
+/// Values that share a scale.
+pub const GROUP: usize = 32;
+/// Rows that are stored side by side.
+pub const BLOCK_ROWS: usize = 8;
+
+/// Integer sums start at the bits of 1.5 * 2^23: as long as the sum stays within ±2^22, the bits
+/// read as a float are 1.5 * 2^23 + sum, which needs no conversion.
+pub const START: i32 = 0x4B40_0000;
+/// `START` read as a float.
+pub const START_VALUE: f32 = 12_582_912.0;
+
+/// Groups smaller than this are zero: 127 / amax would not be finite.
+const SMALLEST_AMAX: f32 = 1e-36;
+
+/// One group of eight rows.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(64))]
+pub struct GroupBlock {
+    /// Codes in chunks of four.
+    pub codes: [[[i8; 4]; GROUP / 4]; BLOCK_ROWS],
+    /// amax / 127; NaN for a group with a value that is not finite.
+    pub scales: [f32; BLOCK_ROWS],
+    /// scale * (sum of the codes), which a weight's minimum is multiplied with.
+    pub scaled_sums: [f32; BLOCK_ROWS],
+    /// `START` - 128 * (sum of the codes): for weights with a bias of 128.
+    pub minus_bias: [i32; BLOCK_ROWS],
+    /// The same for the first and the second 16 codes.
+    pub half_minus_bias: [[i32; BLOCK_ROWS]; 2],
+    /// `START` - 8 * (sum of the codes): for 4-bit weights whose zero is 8.
+    pub minus_eight: [i32; BLOCK_ROWS],
+}
+
+impl GroupBlock {
+    const ZERO: Self = Self {
+        codes: [[[0; 4]; GROUP / 4]; BLOCK_ROWS],
+        scales: [0.0; BLOCK_ROWS],
+        scaled_sums: [0.0; BLOCK_ROWS],
+        minus_bias: [START; BLOCK_ROWS],
+        half_minus_bias: [[START; BLOCK_ROWS]; 2],
+        minus_eight: [START; BLOCK_ROWS],
+    };
+}
+
+/// Quantized activations `[num_rows, num_cols]`.
+#[derive(Debug)]
+pub struct QuantizedRows {
+    num_rows: usize,
+    num_groups: usize,
+    /// `[num_row_blocks, num_groups]`.
+    blocks: Vec<GroupBlock>,
+}
+
+impl QuantizedRows {
+    /// Room for `num_rows` rows, at first zeros.
+    ///
+    /// # Panics
+    /// If `num_cols` is not a multiple of 32.
+    pub fn zeros(num_rows: usize, num_cols: usize) -> Self {
+        assert!(
+            num_cols.is_multiple_of(GROUP),
+            "{num_cols} columns are not whole groups of {GROUP}"
+        );
+        let num_groups = num_cols / GROUP;
+        let num_blocks = num_rows.div_ceil(BLOCK_ROWS) * num_groups;
+        Self {
+            num_rows,
+            num_groups,
+            blocks: vec![GroupBlock::ZERO; num_blocks],
+        }
+    }
+
+    /// Hold `num_rows` rows from now on; their contents are unspecified until written. Allocates
+    /// only beyond the largest number so far.
+    pub fn set_num_rows(&mut self, num_rows: usize) {
+        let num_blocks = num_rows.div_ceil(BLOCK_ROWS) * self.num_groups;
+        self.blocks.resize(num_blocks, GroupBlock::ZERO);
+        self.num_rows = num_rows;
+    }
+
+    /// Rows held.
+    pub fn num_rows(&self) -> usize {
+        self.num_rows
+    }
+
+    /// Values per row.
+    pub fn num_cols(&self) -> usize {
+        self.num_groups * GROUP
+    }
+
+    /// Groups per row.
+    pub fn num_groups(&self) -> usize {
+        self.num_groups
+    }
+
+    /// `[num_row_blocks, num_groups]`: row r is row r % 8 of the blocks of r / 8.
+    pub fn blocks(&self) -> &[GroupBlock] {
+        &self.blocks
+    }
+
+    /// As `blocks`, to be written.
+    pub fn blocks_mut(&mut self) -> &mut [GroupBlock] {
+        &mut self.blocks
+    }
+
+    /// Quantize `x` `[num_rows, num_cols]`, f32.
+    ///
+    /// # Panics
+    /// If `x` has another size.
+    pub fn quantize(&mut self, isa: Isa, pool: &Pool, x: &[f32]) -> Result<(), PoolError> {
+        let (num_rows, num_cols, num_groups) = (self.num_rows, self.num_cols(), self.num_groups);
+        assert_eq!(
+            x.len(),
+            num_rows * num_cols,
+            "x is not [num_rows, num_cols]"
+        );
+        let blocks = SharedSlice::new(&mut self.blocks);
+        pool.run(num_rows.div_ceil(BLOCK_ROWS), |unit, _| {
+            // SAFETY: each unit has the blocks of its own eight rows.
+            let blocks = unsafe { blocks.part(unit * num_groups..(unit + 1) * num_groups) };
+            let first = unit * BLOCK_ROWS;
+            let last = num_rows.min(first + BLOCK_ROWS);
+            for row in first..last {
+                let x = &x[row * num_cols..(row + 1) * num_cols];
+                let row = row - first;
+                isa.dispatch(QuantizeRow { x, blocks, row });
+            }
+        })
+    }
+}
+
+struct QuantizeRow<'a> {
+    x: &'a [f32],
+    blocks: &'a mut [GroupBlock],
+    row: usize,
+}
+
+impl Kernel for QuantizeRow<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        quantize_row(s, self.x, self.blocks, self.row);
+    }
+}
+
+/// Quantize one row `[num_cols]` into row `row` (0 to 7) of its blocks `[num_groups]`.
+#[inline(always)]
+pub fn quantize_row<S: Simd>(s: S, x: &[f32], blocks: &mut [GroupBlock], row: usize) {
+    let (halves, _) = x.as_chunks::<LANES>();
+    let (groups, _) = halves.as_chunks::<2>();
+    for ([low, high], block) in groups.iter().zip(blocks) {
+        quantize_group(s, [s.load(low), s.load(high)], block, row);
+    }
+}
+
+/// Quantize one group, given as two vectors, into row `row` (0 to 7) of its block.
+#[inline(always)]
+pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row: usize) {
+    // Absolute values compare as integers, and then NaN is above everything.
+    let bits = x.map(|x| s.to_bits(s.abs(x)));
+    let amax = f32::from_bits(
+        s.reduce_max_i32(s.max_i32(bits[0], bits[1]))
+            .cast_unsigned(),
+    );
+    let (scale, factor) = if !amax.is_finite() {
+        (f32::NAN, None)
+    } else if amax < SMALLEST_AMAX {
+        (0.0, None)
+    } else {
+        (amax / 127.0, Some(127.0 / amax))
+    };
+    let codes = match factor {
+        Some(factor) => x.map(|x| s.round(s.mul(x, s.splat(factor)))),
+        None => [s.zero(); 2],
+    };
+    let mut bytes = [[0_i8; LANES]; 2];
+    s.store_i8(codes[0], &mut bytes[0]);
+    s.store_i8(codes[1], &mut bytes[1]);
+    // Exact: whole numbers below 2^24.
+    let sums = codes.map(|codes| s.reduce_add(codes) as i32);
+    let sum = sums[0] + sums[1];
+    let (chunks, _) = bytes.as_flattened().as_chunks::<4>();
+    block.codes[row].copy_from_slice(chunks);
+    block.scales[row] = scale;
+    block.scaled_sums[row] = scale * sum as f32;
+    block.minus_bias[row] = START - 128 * sum;
+    block.half_minus_bias[0][row] = START - 128 * sums[0];
+    block.half_minus_bias[1][row] = START - 128 * sums[1];
+    block.minus_eight[row] = START - 8 * sum;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn quantized(isa: Isa, x: &[f32], num_rows: usize) -> QuantizedRows {
+        let mut rows = QuantizedRows::zeros(num_rows, x.len() / num_rows);
+        rows.quantize(isa, &Pool::new(2).unwrap(), x).unwrap();
+        rows
+    }
+
+    fn row_of(rows: &QuantizedRows, row: usize) -> Vec<(Vec<i8>, u32, u32, [i32; 4])> {
+        let first = row / BLOCK_ROWS * rows.num_groups();
+        let blocks = &rows.blocks()[first..first + rows.num_groups()];
+        let row = row % BLOCK_ROWS;
+        let describe = |block: &GroupBlock| {
+            (
+                block.codes[row].as_flattened().to_vec(),
+                block.scales[row].to_bits(),
+                block.scaled_sums[row].to_bits(),
+                [
+                    block.minus_bias[row],
+                    block.half_minus_bias[0][row],
+                    block.half_minus_bias[1][row],
+                    block.minus_eight[row],
+                ],
+            )
+        };
+        blocks.iter().map(describe).collect()
+    }
+
+    /// The definition, one value after the other.
+    fn expected(x: &[f32]) -> (Vec<i8>, u32, u32, [i32; 4]) {
+        let amax = x.iter().fold(0.0_f32, |amax, x| amax.max(x.abs()));
+        let (scale, codes): (f32, Vec<i8>) = if x.iter().any(|x| !x.is_finite()) {
+            (f32::NAN, vec![0; x.len()])
+        } else if amax < SMALLEST_AMAX {
+            (0.0, vec![0; x.len()])
+        } else {
+            let factor = 127.0 / amax;
+            let code = |x: &f32| (x * factor).round_ties_even() as i8;
+            (amax / 127.0, x.iter().map(code).collect())
+        };
+        let sum = |codes: &[i8]| codes.iter().copied().map(i32::from).sum::<i32>();
+        let (low, high) = (sum(&codes[..16]), sum(&codes[16..]));
+        let starts = [
+            START - 128 * (low + high),
+            START - 128 * low,
+            START - 128 * high,
+            START - 8 * (low + high),
+        ];
+        let scaled_sum = scale * (low + high) as f32;
+        (codes, scale.to_bits(), scaled_sum.to_bits(), starts)
+    }
+
+    fn value() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            8 => -10.0_f32..10.0,
+            1 => any::<f32>(),
+            1 => prop::sample::select(vec![0.0, -0.0, 1e-36, 1e-38, 1e-44, 1e38, 127.0, 0.5]),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn every_set_follows_the_definition(x in prop::collection::vec(value(), 3 * 2 * GROUP)) {
+            for isa in Isa::available() {
+                let rows = quantized(isa, &x, 3);
+                for row in 0..3 {
+                    let groups = row_of(&rows, row);
+                    for (group, actual) in groups.iter().enumerate() {
+                        let start = row * 2 * GROUP + group * GROUP;
+                        let want = expected(&x[start..start + GROUP]);
+                        prop_assert_eq!(actual, &want, "{} {} {}", isa, row, group);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_at_any_place() {
+        let x: Vec<f32> = (0..20 * 64)
+            .map(|i| ((i * 37) % 101) as f32 - 50.0)
+            .collect();
+        let all = quantized(Isa::best(), &x, 20);
+        for row in 0..20 {
+            let alone = quantized(Isa::best(), &x[row * 64..(row + 1) * 64], 1);
+            assert_eq!(row_of(&all, row), row_of(&alone, 0));
+        }
+    }
+
+    #[test]
+    fn rows_come_and_go() {
+        let mut rows = QuantizedRows::zeros(1, 64);
+        for num_rows in [9, 3, 17, 0] {
+            rows.set_num_rows(num_rows);
+            assert_eq!(rows.num_rows(), num_rows);
+            assert_eq!(rows.blocks().len(), num_rows.div_ceil(8) * 2);
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "33 columns are not whole groups of 32")]
+    fn columns_are_whole_groups() {
+        QuantizedRows::zeros(1, 33);
+    }
+}
