@@ -6,10 +6,14 @@
     reason = "only code inlined into `Isa::dispatch` is compiled for its instruction set"
 )]
 
+pub mod attention;
 pub mod buffer;
 pub mod isa;
+pub mod kv;
 pub mod math;
+pub mod norm;
 pub mod pool;
 pub mod quantize;
+pub mod rope;
 pub mod shared;
 pub mod simd;

@@ -1,8 +1,15 @@
 //! One span of 256 positions for a tile of queries: scores, softmax, weighted values.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "closures and iterators in the inner loops may not be inlined into the code that is \
+              compiled for an instruction set"
+)]
 
 use std::ops::Range;
 
-use super::{Context, Partial};
+use super::Context;
+use super::partial::Partial;
+use crate::cpu::isa::Isa;
 use crate::cpu::kv::{BLOCK_SIZE, KvFormat, Tile, UNIT};
 use crate::cpu::math;
 use crate::cpu::simd::Simd;
@@ -29,15 +36,18 @@ pub(super) struct Queries<'a> {
 }
 
 impl Queries<'_> {
+    #[inline(always)]
     fn query(&self, index: usize) -> &[[f32; 2]] {
         let (pairs, _) = self.values[index * self.dim..][..self.dim].as_chunks();
         pairs
     }
 
     /// What a query sees of the positions from `start` on, at most `len`, counted from `start`.
+    #[inline(always)]
     fn seen(&self, index: usize, start: usize, len: usize) -> Range<usize> {
         let visible = &self.visible[index];
-        visible.start.clamp(start, start + len) - start..visible.end.clamp(start, start + len) - start
+        visible.start.clamp(start, start + len) - start
+            ..visible.end.clamp(start, start + len) - start
     }
 }
 
@@ -97,8 +107,14 @@ fn score_queries<S: Simd, F: KvFormat, const N: usize>(
     let (mut block, end) = (seen.start / BLOCK_SIZE, seen.end.div_ceil(BLOCK_SIZE));
     let tile = |block: usize| context.tile(start / BLOCK_SIZE + block);
     while block < end {
-        if S::NUM_REGISTERS >= 32 && block + 4 <= end {
-            score_blocks::<S, F, N, 4>(simd, std::array::from_fn(|i| tile(block + i)), query, block, rows);
+        if is_wide::<S>() && block + 4 <= end {
+            score_blocks::<S, F, N, 4>(
+                simd,
+                std::array::from_fn(|i| tile(block + i)),
+                query,
+                block,
+                rows,
+            );
             block += 4;
         } else {
             score_blocks::<S, F, N, 1>(simd, [tile(block)], query, block, rows);
@@ -119,9 +135,12 @@ fn score_blocks<S: Simd, F: KvFormat, const N: usize, const B: usize>(
     let num_pairs = tiles[0].keys.len();
     let keys = tiles.map(|tile| &tile.keys[..num_pairs]);
     let query = query.map(|query| &query[..num_pairs]);
-    let mut sums = [[simd.splat(0.0); B]; N];
+    let mut sums = [[simd.zero(); B]; N];
     for pair in 0..num_pairs {
-        let units: [_; B] = std::array::from_fn(|b| F::load(simd, &keys[b][pair]));
+        let mut units = [(simd.zero(), simd.zero()); B];
+        for b in 0..B {
+            units[b] = F::load(simd, &keys[b][pair]);
+        }
         for n in 0..N {
             let [even, odd] = query[n][pair];
             let (even, odd) = (simd.splat(even), simd.splat(odd));
@@ -134,7 +153,11 @@ fn score_blocks<S: Simd, F: KvFormat, const N: usize, const B: usize>(
     for b in 0..B {
         let scales = simd.load(tiles[b].key_scales);
         for n in 0..N {
-            let sum = if F::SCALED { simd.mul(sums[n][b], scales) } else { sums[n][b] };
+            let sum = if F::SCALED {
+                simd.mul(sums[n][b], scales)
+            } else {
+                sums[n][b]
+            };
             simd.store(sum, vector_mut(&mut rows[n * SPAN..], block + b));
         }
     }
@@ -199,11 +222,22 @@ fn weigh_strip<S: Simd, F: KvFormat>(
         seen.start + strip..seen.end + strip
     };
     let shared = seen(count - 1).start..seen(0).end;
-    let shared = if shared.is_empty() { seen(0).end..seen(0).end } else { shared };
+    let shared = if shared.is_empty() {
+        seen(0).end..seen(0).end
+    } else {
+        shared
+    };
     let block = start / BLOCK_SIZE;
     for index in 0..count {
         let before = seen(index).start..seen(index).end.min(shared.start);
-        weigh::<S, F, 1>(simd, context, block, before, &rows[index * SPAN..], &mut values[index * dim..][..dim]);
+        weigh::<S, F, 1>(
+            simd,
+            context,
+            block,
+            before,
+            &rows[index * SPAN..],
+            &mut values[index * dim..][..dim],
+        );
     }
     match count {
         4 => weigh::<S, F, 4>(simd, context, block, shared.clone(), rows, values),
@@ -213,7 +247,14 @@ fn weigh_strip<S: Simd, F: KvFormat>(
     }
     for index in 0..count {
         let after = seen(index).start.max(shared.end)..seen(index).end;
-        weigh::<S, F, 1>(simd, context, block, after, &rows[index * SPAN..], &mut values[index * dim..][..dim]);
+        weigh::<S, F, 1>(
+            simd,
+            context,
+            block,
+            after,
+            &rows[index * SPAN..],
+            &mut values[index * dim..][..dim],
+        );
     }
 }
 
@@ -233,7 +274,7 @@ fn weigh<S: Simd, F: KvFormat, const N: usize>(
     let num_units = values.len() / N / UNIT;
     let mut unit = 0;
     while unit < num_units {
-        if S::NUM_REGISTERS >= 32 && unit + 2 <= num_units {
+        if is_wide::<S>() && unit + 2 <= num_units {
             weigh_units::<S, F, N, 2>(simd, context, block, positions.clone(), rows, values, unit);
             unit += 2;
         } else {
@@ -257,22 +298,28 @@ fn weigh_units<S: Simd, F: KvFormat, const N: usize, const U: usize>(
     let dim = values.len() / N;
     let num_units = dim / UNIT;
     let place = |n: usize, u: usize| n * dim / BLOCK_SIZE + 2 * (unit + u);
-    let mut sums: [[_; U]; N] = std::array::from_fn(|n| {
-        std::array::from_fn(|u| {
-            let low = simd.load(vector(values, place(n, u)));
-            (low, simd.load(vector(values, place(n, u) + 1)))
-        })
-    });
+    let (rows, _) = rows.as_chunks::<SPAN>();
+    let rows = &rows[..N];
+    let mut sums = [[(simd.zero(), simd.zero()); U]; N];
+    for n in 0..N {
+        for u in 0..U {
+            sums[n][u].0 = simd.load(vector(values, place(n, u)));
+            sums[n][u].1 = simd.load(vector(values, place(n, u) + 1));
+        }
+    }
     let mut position = positions.start;
     while position < positions.end {
         let index = position / BLOCK_SIZE;
         let tile = context.tile(block + index);
         let end = positions.end.min((index + 1) * BLOCK_SIZE);
         for position in position..end {
-            let token = &tile.values[position % BLOCK_SIZE * num_units + unit..][..U];
-            let token: [_; U] = std::array::from_fn(|u| F::load(simd, &token[u]));
+            let units = &tile.values[position % BLOCK_SIZE * num_units + unit..][..U];
+            let mut token = [(simd.zero(), simd.zero()); U];
+            for u in 0..U {
+                token[u] = F::load(simd, &units[u]);
+            }
             for n in 0..N {
-                let weight = simd.splat(rows[n * SPAN + position]);
+                let weight = simd.splat(rows[n][position % SPAN]);
                 for u in 0..U {
                     sums[n][u].0 = simd.fma(weight, token[u].0, sums[n][u].0);
                     sums[n][u].1 = simd.fma(weight, token[u].1, sums[n][u].1);
@@ -287,6 +334,12 @@ fn weigh_units<S: Simd, F: KvFormat, const N: usize, const U: usize>(
             simd.store(sums[n][u].1, vector_mut(values, place(n, u) + 1));
         }
     }
+}
+
+/// Whether there are registers for more than one block or unit at a time.
+#[inline(always)]
+fn is_wide<S: Simd>() -> bool {
+    matches!(S::ISA, Isa::Avx512)
 }
 
 /// The 16 numbers at `index` vectors from the start.

@@ -48,7 +48,7 @@ impl KvFormat for F32Kv {
     }
 }
 
-/// bf16; the two vectors of a unit share 16 words, so that one shift or mask unpacks each.
+/// bf16, rounded to nearest even.
 #[derive(Debug, Clone, Copy)]
 pub struct Bf16Kv;
 
@@ -66,12 +66,13 @@ impl KvFormat for Bf16Kv {
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, unit: &[u16; UNIT]) -> (S::F32, S::F32) {
-        simd.load_bf16_pairs(unit)
+        let (halves, _) = unit.as_chunks::<16>();
+        (simd.load_bf16(&halves[0]), simd.load_bf16(&halves[1]))
     }
 
     #[inline(always)]
     fn place(half: usize, lane: usize) -> usize {
-        lane * 2 + half
+        half * 16 + lane
     }
 }
 
@@ -86,7 +87,12 @@ impl KvFormat for Int8Kv {
 
     fn encode(row: &[f32], out: &mut [i8]) -> f32 {
         // NaN and infinity have the largest bits, so a scale that is not finite keeps them.
-        let amax = f32::from_bits(row.iter().map(|value| value.abs().to_bits()).max().unwrap_or(0));
+        let amax = f32::from_bits(
+            row.iter()
+                .map(|value| value.abs().to_bits())
+                .max()
+                .unwrap_or(0),
+        );
         let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
         for (out, &value) in out.iter_mut().zip(row) {
             *out = round_ties_even(value * inverse) as i8;

@@ -5,6 +5,7 @@
 //! units of 32 numbers that load as two vectors of 16. Key units are two dimensions of all tokens,
 //! so that each lane is a token; value units are 32 dimensions of one token, so that each lane is a
 //! dimension. `head_dim` is padded with zeros to whole units.
+#![expect(unsafe_code, reason = "several threads store tokens into one cache")]
 
 mod format;
 
@@ -66,6 +67,7 @@ pub struct KvShape {
 
 impl KvShape {
     /// `head_dim` padded to whole units.
+    #[inline(always)]
     pub fn dim(&self) -> usize {
         self.head_dim.next_multiple_of(UNIT)
     }
@@ -75,6 +77,7 @@ impl KvShape {
         self.num_layers * self.num_kv_heads * dtype.tile_bytes(self.dim())
     }
 
+    #[inline(always)]
     fn tile_index(&self, layer: usize, block: usize, head: usize) -> usize {
         debug_assert!(block < self.num_blocks && head < self.num_kv_heads);
         (layer * self.num_blocks + block) * self.num_kv_heads + head
@@ -126,7 +129,11 @@ impl<F: KvFormat> Kv<F> {
     pub fn new(shape: KvShape) -> Option<Self> {
         let num_tiles = shape.num_tiles()?;
         let num_values = num_tiles.checked_mul(2 * BLOCK_SIZE * shape.dim())?;
-        let num_scales = if F::SCALED { num_tiles * 2 * BLOCK_SIZE } else { 0 };
+        let num_scales = if F::SCALED {
+            num_tiles * 2 * BLOCK_SIZE
+        } else {
+            0
+        };
         Some(Self {
             shape,
             values: Aligned::zeroed(num_values)?,
@@ -140,19 +147,26 @@ impl<F: KvFormat> Kv<F> {
     }
 
     /// The tile of a layer, block and KV head.
-    #[inline]
+    #[inline(always)]
     pub fn tile(&self, layer: usize, block: usize, head: usize) -> Tile<'_, F::Value> {
         let index = self.shape.tile_index(layer, block, head);
         let num_values = 2 * BLOCK_SIZE * self.shape.dim();
-        let (units, _) = self.values.as_slice()[index * num_values..][..num_values].as_chunks::<UNIT>();
+        let (units, _) =
+            self.values.as_slice()[index * num_values..][..num_values].as_chunks::<UNIT>();
         let (keys, values) = units.split_at(units.len() / 2);
         let (key_scales, value_scales) = if F::SCALED {
-            let (scales, _) = self.scales.as_slice()[index * 2 * BLOCK_SIZE..].as_chunks::<BLOCK_SIZE>();
+            let (scales, _) =
+                self.scales.as_slice()[index * 2 * BLOCK_SIZE..].as_chunks::<BLOCK_SIZE>();
             (&scales[0], &scales[1])
         } else {
             (&NO_SCALES, &NO_SCALES)
         };
-        Tile { keys, values, key_scales, value_scales }
+        Tile {
+            keys,
+            values,
+            key_scales,
+            value_scales,
+        }
     }
 
     /// Fill a block of every layer with numbers that make NaN of all that they touch.
@@ -205,12 +219,19 @@ impl<F: KvFormat> KvWriter<'_, F> {
     pub unsafe fn store(&self, slot: Slot, keys: &[f32], values: &[f32], scratch: &mut [F::Value]) {
         let shape = &self.shape;
         let (dim, head_dim) = (shape.dim(), shape.head_dim);
-        assert!(slot.layer < shape.num_layers && slot.block < shape.num_blocks && slot.offset < BLOCK_SIZE);
+        assert!(
+            slot.layer < shape.num_layers
+                && slot.block < shape.num_blocks
+                && slot.offset < BLOCK_SIZE
+        );
         assert!(keys.len() == shape.num_kv_heads * head_dim && keys.len() == values.len());
         assert_eq!(scratch.len(), dim);
         for head in 0..shape.num_kv_heads {
             let tile = shape.tile_index(slot.layer, slot.block, head);
-            let key_scale = F::encode(&keys[head * head_dim..][..head_dim], &mut scratch[..head_dim]);
+            let key_scale = F::encode(
+                &keys[head * head_dim..][..head_dim],
+                &mut scratch[..head_dim],
+            );
             // SAFETY: the tile lies inside the cache, and so do all places in it that are computed
             // below from an offset below BLOCK_SIZE and dimensions below `dim`.
             let base = unsafe { self.values.add(tile * 2 * BLOCK_SIZE * dim) };
@@ -218,7 +239,10 @@ impl<F: KvFormat> KvWriter<'_, F> {
                 let place = d / 2 * UNIT + F::place(d % 2, slot.offset);
                 unsafe { base.add(place).write(value) };
             }
-            let value_scale = F::encode(&values[head * head_dim..][..head_dim], &mut scratch[..head_dim]);
+            let value_scale = F::encode(
+                &values[head * head_dim..][..head_dim],
+                &mut scratch[..head_dim],
+            );
             let base = unsafe { base.add(BLOCK_SIZE * dim + slot.offset * dim) };
             for (d, &value) in scratch.iter().enumerate() {
                 let place = d / UNIT * UNIT + F::place(d % UNIT / 16, d % 16);
@@ -251,9 +275,14 @@ impl<T: Copy + Default> Aligned<T> {
         // Of numbers that are zero bits `vec!` asks the system for zeroed pages and touches none.
         let memory = vec![T::default(); padded];
         let offset = memory.as_ptr().align_offset(64);
-        Some(Self { memory, offset, len })
+        Some(Self {
+            memory,
+            offset,
+            len,
+        })
     }
 
+    #[inline(always)]
     fn as_slice(&self) -> &[T] {
         &self.memory[self.offset..][..self.len]
     }
