@@ -2,11 +2,12 @@
 
 Beside the op interface the kernels know:
 
-linear      with several weights and as many outputs: linear layers that share their input
-add_linear  inputs (x, y), one weight, x updated in place: x + y @ weight^T
+linear        with several weights and as many outputs: linear layers that share their input
+add_linear    inputs (x, y), one weight, x updated in place: x + y @ weight^T
 gated_linear  one input, weights (gate, up): silu(x @ gate^T) * (x @ up^T)
-quantize    an input as int8 groups; a `rms_norm` whose output only int8 layers read writes
-            them itself, as `rms_norm_quantize`
+norm_logits   weights (norm, head): the norm of the sampling rows alone, then their logits
+quantize      the input as int8 groups of 32
+rms_norm_quantize, gated_linear_quantize  whose result only int8 layers read
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 # Which input of an op meets its weights.
-_WEIGHTED_INPUT = {"linear": 0, "gated_linear": 0, "add_linear": 1, "logits": 0}
+_WEIGHTED_INPUT = {"linear": 0, "gated_linear": 0, "add_linear": 1}
+
+# Ops that can write their result as int8 groups.
+_QUANTIZING = {"rms_norm": "rms_norm_quantize", "gated_linear": "gated_linear_quantize"}
 
 
 def fuse(ops: Sequence[Op], takes_int8: Callable[[str], bool]) -> list[Op]:
@@ -32,6 +36,7 @@ def fuse(ops: Sequence[Op], takes_int8: Callable[[str], bool]) -> list[Op]:
     fused = _fuse_gates(ops, takes_int8)
     fused = _fuse_residuals(fused)
     fused = _fuse_shared_inputs(fused, takes_int8)
+    fused = _fuse_head(fused)
     return _quantize_inputs(fused, takes_int8)
 
 
@@ -97,6 +102,24 @@ def _fuse_shared_inputs(ops: Sequence[Op], takes_int8: Callable[[str], bool]) ->
     return fused
 
 
+def _fuse_head(ops: Sequence[Op]) -> list[Op]:
+    """rms_norm(x, norm), logits(normed, head) become norm_logits(x, norm, head)."""
+    reads = _num_reads(ops)
+    fused: list[Op] = []
+    for op in ops:
+        norm = fused[-1] if fused else None
+        if (
+            norm is not None
+            and (norm.kind, op.kind) == ("rms_norm", "logits")
+            and norm.outputs == op.inputs
+            and reads[op.inputs[0]] == 1
+        ):
+            fused[-1] = replace(norm, kind="norm_logits", weights=norm.weights + op.weights, outputs=())
+        else:
+            fused.append(op)
+    return fused
+
+
 def _quantize_inputs(ops: Sequence[Op], takes_int8: Callable[[str], bool]) -> list[Op]:
     """Give every layer that reads int8 groups a register that holds them."""
     only_int8 = _read_only_as_int8(ops, takes_int8)
@@ -115,8 +138,8 @@ def _quantize_inputs(ops: Sequence[Op], takes_int8: Callable[[str], bool]) -> li
             op = replace(op, inputs=(*op.inputs[:index], int8[source], *op.inputs[index + 1 :]))
         for register in op.outputs:
             int8.pop(register, None)
-        if op.kind == "rms_norm" and op.outputs[0] in only_int8:
-            op = replace(op, kind="rms_norm_quantize")
+        if op.kind in _QUANTIZING and op.outputs[0] in only_int8:
+            op = replace(op, kind=_QUANTIZING[op.kind])
             int8[op.outputs[0]] = op.outputs[0]
         result.append(op)
     return result

@@ -1,0 +1,194 @@
+"""The native CPU runner: packs the weights once, then a step is two calls into `rung_kernels`.
+
+It chooses greedy tokens in the kernels; rows that draw or ban tokens get theirs from
+`rung.sampling` on host logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rung_kernels import Model
+
+from rung.errors import ConfigError, ErrorCode, ModelError, RequestError
+from rung.models.registry import find_architecture
+from rung.runner.native.fuse import fuse
+from rung.runner.native.recorder import Recorder
+from rung.runner.protocol import RunnerInfo
+from rung.sampling.sampler import sample
+from rung.scheduler.batch import LogprobRow, StepOutput
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from rung.models.config import ModelConfig
+    from rung.models.weights import WeightSource
+    from rung.scheduler.batch import SamplingColumns, StepPlan
+
+
+class NativeRunner:
+    """Runs every step's rows in one pass whose answers do not depend on the batch.
+
+    num_threads:   None: what quota and affinity leave to this process.
+    kv_dtype:      f32, bf16, or int8 with a scale per token and head.
+    activations:   int8 (in groups of 32, for quantized weights) or float.
+    isa:           one of `rung_kernels.AVAILABLE_ISAS`; None: the best.
+    poison_freed:  fill freed blocks with NaN, so that reading one before it is rewritten shows.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_threads: int | None = None,
+        kv_dtype: str = "bf16",
+        activations: str = "int8",
+        isa: str | None = None,
+        poison_freed: bool = False,
+    ) -> None:
+        try:
+            self._model = Model(
+                num_layers=config.num_layers,
+                num_heads=config.num_heads,
+                num_kv_heads=config.num_kv_heads,
+                head_dim=config.head_dim,
+                vocab_size=config.vocab_size,
+                rope_theta=config.rope_theta,
+                max_len=min(config.max_position_embeddings, num_blocks * block_size),
+                num_blocks=num_blocks,
+                block_size=block_size,
+                kv_dtype=kv_dtype,
+                activations=activations,
+                num_threads=num_threads,
+                isa=isa,
+            )
+        except ValueError as error:
+            raise ConfigError(f"The native runner cannot be set up: {error}.") from error
+        self._poison_freed = poison_freed
+        int8_inputs = _load_weights(self._model, weights)
+        recorder = Recorder()
+        find_architecture(config.architecture).decoder(recorder, config)
+        program = fuse(recorder.ops, lambda name: activations == "int8" and name in int8_inputs)
+        try:
+            self._model.load_program(
+                [(op.kind, op.inputs, op.weights, op.outputs, op.layer, op.value) for op in program]
+            )
+        except ValueError as error:
+            raise ModelError(f"The native runner cannot run this model: {error}.") from error
+        self._info = RunnerInfo(
+            name="native",
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_bytes_per_block=self._model.kv_bytes_per_block,
+            weight_bytes=self._model.weight_bytes[0],
+            batch_invariant=True,
+        )
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Constant after construction."""
+        return self._info
+
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+        return self._model.isa
+
+    @property
+    def num_threads(self) -> int:
+        """Threads, the caller's included."""
+        return self._model.num_threads
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes that a number of the matrices takes on average, as packed."""
+        num_bytes, num_values = self._model.weight_bytes
+        return num_bytes / num_values
+
+    def forward(self, plan: StepPlan) -> None:
+        """Compute the plan's tokens and store their KV."""
+        if self._poison_freed and len(plan.freed_blocks):
+            self._model.poison(plan.freed_blocks)
+        self._model.forward(
+            plan.token_ids,
+            plan.query_start,
+            plan.num_computed,
+            np.ascontiguousarray(plan.block_tables),
+            plan.sample_rows,
+        )
+
+    def sample(self, plan: StepPlan) -> StepOutput:
+        """Choose one token for each of the plan's sampling rows."""
+        sampling = plan.sampling
+        on_host = sampling.temperature > 0
+        for index, _ in sampling.banned_ids:
+            on_host[index] = True
+        token_ids, finite, chosen, tops, logits = self._model.sample(sampling.top_logprobs, on_host)
+        failed = {int(index): _non_finite() for index in np.flatnonzero(~finite)}
+        logprobs = {
+            index: LogprobRow(float(chosen[index]), top_ids, top_logprobs)
+            for index, (top_ids, top_logprobs) in tops.items()
+            if index not in failed
+        }
+        host_rows = np.flatnonzero(on_host)
+        if len(host_rows):
+            sampled = sample(logits, _take_rows(sampling, host_rows))
+            token_ids[host_rows] = sampled.token_ids
+            logprobs |= {int(host_rows[index]): row for index, row in sampled.logprobs.items()}
+            failed |= {int(host_rows[index]): error for index, error in sampled.failed.items()}
+        return StepOutput(
+            token_ids=token_ids,
+            logprobs=logprobs,
+            failed={int(plan.sample_rows[index]): error for index, error in failed.items()},
+        )
+
+    def take_times(self) -> dict[str, int]:
+        """Nanoseconds in the kernels by phase since the last call."""
+        return self._model.take_times()
+
+    def close(self) -> None:
+        """Nothing to release: threads and memory go with the object."""
+
+
+def _load_weights(model: Model, weights: WeightSource) -> set[str]:
+    """Pack all weights; returns the names of those that take int8 activations."""
+    int8_inputs = set()
+    for name in weights.names():
+        tensor = weights.get(name)
+        try:
+            if len(tensor.shape) == 1:
+                model.add_vector(name, tensor.format, tensor.data, tensor.shape[0])
+            elif model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1]):
+                int8_inputs.add(name)
+        except ValueError as error:
+            raise ModelError(f"The native runner cannot use the model's weights: {error}.") from error
+    return int8_inputs
+
+
+def _take_rows(columns: SamplingColumns, rows: npt.NDArray[np.int64]) -> SamplingColumns:
+    """The columns of some sampling rows, renumbered."""
+    place = {int(row): index for index, row in enumerate(rows)}
+    return replace(
+        columns,
+        temperature=columns.temperature[rows],
+        top_k=columns.top_k[rows],
+        top_p=columns.top_p[rows],
+        seed=columns.seed[rows],
+        sample_index=columns.sample_index[rows],
+        position=columns.position[rows],
+        top_logprobs=columns.top_logprobs[rows],
+        banned_ids=tuple((place[row], ids) for row, ids in columns.banned_ids),
+    )
+
+
+def _non_finite() -> RequestError:
+    return RequestError(
+        ErrorCode.NON_FINITE,
+        "The model computed a value that is not finite for this request, so no token can be "
+        "chosen; other requests are not affected.",
+    )
