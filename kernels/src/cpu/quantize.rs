@@ -169,7 +169,8 @@ pub fn quantize_row<S: Simd>(s: S, x: &[f32], blocks: &mut [GroupBlock], row: us
 #[inline(always)]
 pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row: usize) {
     // Absolute values compare as integers, and then NaN is above everything.
-    let bits = x.map(|x| s.to_bits(s.abs(x)));
+    // No closures: they would not be inlined into the code that is compiled for `S`.
+    let bits = [s.to_bits(s.abs(x[0])), s.to_bits(s.abs(x[1]))];
     let amax = f32::from_bits(
         s.reduce_max_i32(s.max_i32(bits[0], bits[1]))
             .cast_unsigned(),
@@ -182,14 +183,17 @@ pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row
         (amax / 127.0, Some(127.0 / amax))
     };
     let codes = match factor {
-        Some(factor) => x.map(|x| s.round(s.mul(x, s.splat(factor)))),
+        Some(factor) => {
+            let factor = s.splat(factor);
+            [s.round(s.mul(x[0], factor)), s.round(s.mul(x[1], factor))]
+        }
         None => [s.zero(); 2],
     };
     let mut bytes = [[0_i8; LANES]; 2];
     s.store_i8(codes[0], &mut bytes[0]);
     s.store_i8(codes[1], &mut bytes[1]);
     // Exact: whole numbers below 2^24.
-    let sums = codes.map(|codes| s.reduce_add(codes) as i32);
+    let sums = [s.reduce_add(codes[0]) as i32, s.reduce_add(codes[1]) as i32];
     let sum = sums[0] + sums[1];
     let (chunks, _) = bytes.as_flattened().as_chunks::<4>();
     block.codes[row].copy_from_slice(chunks);

@@ -103,21 +103,22 @@ fn score_queries<S: Simd, F: KvFormat, const N: usize>(
     rows: &mut [f32],
 ) {
     let seen = queries.seen(first, start, SPAN).start..queries.seen(first + N - 1, start, SPAN).end;
-    let query: [&[[f32; 2]]; N] = std::array::from_fn(|index| queries.query(first + index));
+    let mut query = [queries.query(first); N];
+    for n in 1..N {
+        query[n] = queries.query(first + n);
+    }
     let (mut block, end) = (seen.start / BLOCK_SIZE, seen.end.div_ceil(BLOCK_SIZE));
-    let tile = |block: usize| context.tile(start / BLOCK_SIZE + block);
+    let first_block = start / BLOCK_SIZE;
     while block < end {
+        let mut tiles = [context.tile(first_block + block); 4];
         if is_wide::<S>() && block + 4 <= end {
-            score_blocks::<S, F, N, 4>(
-                simd,
-                std::array::from_fn(|i| tile(block + i)),
-                query,
-                block,
-                rows,
-            );
+            for b in 1..4 {
+                tiles[b] = context.tile(first_block + block + b);
+            }
+            score_blocks::<S, F, N, 4>(simd, tiles, query, block, rows);
             block += 4;
         } else {
-            score_blocks::<S, F, N, 1>(simd, [tile(block)], query, block, rows);
+            score_blocks::<S, F, N, 1>(simd, [tiles[0]], query, block, rows);
             block += 1;
         }
     }
@@ -133,8 +134,14 @@ fn score_blocks<S: Simd, F: KvFormat, const N: usize, const B: usize>(
     rows: &mut [f32],
 ) {
     let num_pairs = tiles[0].keys.len();
-    let keys = tiles.map(|tile| &tile.keys[..num_pairs]);
-    let query = query.map(|query| &query[..num_pairs]);
+    let mut keys = [tiles[0].keys; B];
+    for b in 0..B {
+        keys[b] = &tiles[b].keys[..num_pairs];
+    }
+    let mut query = query;
+    for n in 0..N {
+        query[n] = &query[n][..num_pairs];
+    }
     let mut sums = [[simd.zero(); B]; N];
     for pair in 0..num_pairs {
         let mut units = [(simd.zero(), simd.zero()); B];
