@@ -48,7 +48,8 @@ impl KvFormat for F32Kv {
     }
 }
 
-/// bf16, rounded to nearest even.
+/// bf16, rounded to nearest even. The two vectors of a unit share its 16 words, so that one shift
+/// or mask unpacks each.
 #[derive(Debug, Clone, Copy)]
 pub struct Bf16Kv;
 
@@ -66,13 +67,15 @@ impl KvFormat for Bf16Kv {
 
     #[inline(always)]
     fn load<S: Simd>(simd: S, unit: &[u16; UNIT]) -> (S::F32, S::F32) {
-        let (halves, _) = unit.as_chunks::<16>();
-        (simd.load_bf16(&halves[0]), simd.load_bf16(&halves[1]))
+        let (pairs, _) = unit.as_chunks::<2>();
+        let (pairs, _) = pairs.as_chunks::<16>();
+        let [first, second] = simd.load_bf16_pairs(&pairs[0]);
+        (first, second)
     }
 
     #[inline(always)]
     fn place(half: usize, lane: usize) -> usize {
-        half * 16 + lane
+        lane * 2 + half
     }
 }
 

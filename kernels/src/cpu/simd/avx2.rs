@@ -127,6 +127,20 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn load_bf16_pairs(self, values: &[[u16; 2]; LANES]) -> [Self::F32; 2] {
+        let start: *const __m256i = values.as_ptr().cast();
+        let pairs = unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] };
+        let first = both(pairs, |pairs| unsafe {
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs))
+        });
+        let second = both(pairs, |pairs| unsafe {
+            let upper = _mm256_set1_epi32(0xFFFF_0000_u32.cast_signed());
+            _mm256_castsi256_ps(_mm256_and_si256(pairs, upper))
+        });
+        [first, second]
+    }
+
+    #[inline(always)]
     fn store_bf16(self, vector: Self::F32, values: &mut [u16; LANES]) {
         let upper = both(vector, |vector| unsafe {
             let bits = _mm256_castps_si256(vector);

@@ -84,6 +84,16 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn load_bf16_pairs(self, values: &[[u16; 2]; LANES]) -> [__m512; 2] {
+        unsafe {
+            let pairs = _mm512_loadu_si512(values.as_ptr().cast());
+            let first = _mm512_slli_epi32::<16>(pairs);
+            let second = _mm512_and_si512(pairs, _mm512_set1_epi32(0xFFFF_0000_u32.cast_signed()));
+            [_mm512_castsi512_ps(first), _mm512_castsi512_ps(second)]
+        }
+    }
+
+    #[inline(always)]
     fn store_bf16(self, vector: __m512, values: &mut [u16; LANES]) {
         unsafe {
             let bits = _mm512_castps_si512(vector);

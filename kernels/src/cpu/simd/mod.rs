@@ -57,6 +57,8 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn store_partial(self, vector: Self::F32, values: &mut [f32]);
     /// Sixteen bfloat16, widened.
     fn load_bf16(self, values: &[u16; LANES]) -> Self::F32;
+    /// Two vectors of bfloat16 stored lane by lane, widened.
+    fn load_bf16_pairs(self, values: &[[u16; 2]; LANES]) -> [Self::F32; 2];
     /// Write as bfloat16, rounded to nearest, ties to even; a NaN stays a NaN.
     fn store_bf16(self, vector: Self::F32, values: &mut [u16; LANES]);
     /// Sixteen IEEE halves, little-endian, widened.

@@ -46,106 +46,115 @@ impl Simd for Portable {
     const ISA: Isa = Isa::Portable;
     const ROWS: usize = 4;
 
-    #[inline(always)]
+    #[inline(never)]
     fn splat(self, value: f32) -> Self::F32 {
         [value; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load(self, values: &[f32; LANES]) -> Self::F32 {
         *values
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load_partial(self, values: &[f32]) -> Self::F32 {
         let mut vector = [0.0; LANES];
         vector[..values.len()].copy_from_slice(values);
         vector
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn store(self, vector: Self::F32, values: &mut [f32; LANES]) {
         *values = vector;
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn store_partial(self, vector: Self::F32, values: &mut [f32]) {
         values.copy_from_slice(&vector[..values.len()]);
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load_bf16(self, values: &[u16; LANES]) -> Self::F32 {
         map(*values, |bits| f32::from_bits(u32::from(bits) << 16))
     }
 
-    #[inline(always)]
+    #[inline(never)]
+    fn load_bf16_pairs(self, values: &[[u16; 2]; LANES]) -> [Self::F32; 2] {
+        let widen = |bits| f32::from_bits(u32::from(bits) << 16);
+        [
+            map(*values, |pair| widen(pair[0])),
+            map(*values, |pair| widen(pair[1])),
+        ]
+    }
+
+    #[inline(never)]
     fn store_bf16(self, vector: Self::F32, values: &mut [u16; LANES]) {
         *values = map(vector, bf16_bits);
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load_f16(self, values: &[u8; 2 * LANES]) -> Self::F32 {
         std::array::from_fn(|lane| {
             half::f16::from_le_bytes([values[2 * lane], values[2 * lane + 1]]).to_f32()
         })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load_u8(self, values: &[u8; LANES]) -> Self::F32 {
         map(*values, f32::from)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load_i8(self, values: &[i8; LANES]) -> Self::F32 {
         map(*values, f32::from)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn store_i8(self, vector: Self::F32, values: &mut [i8; LANES]) {
         *values = map(vector, |value| value.round_ties_even() as i8);
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn add(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         zip(a, b, |a, b| a + b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn sub(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         zip(a, b, |a, b| a - b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn mul(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         zip(a, b, |a, b| a * b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn div(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         zip(a, b, |a, b| a / b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
         std::array::from_fn(|lane| a[lane].mul_add(b[lane], c[lane]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn min(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         zip(a, b, |a, b| if a < b { a } else { b })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn max(self, a: Self::F32, b: Self::F32) -> Self::F32 {
         zip(a, b, |a, b| if a > b { a } else { b })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn abs(self, a: Self::F32) -> Self::F32 {
         map(a, f32::abs)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn select_lt(self, a: Self::F32, b: Self::F32, yes: Self::F32, no: Self::F32) -> Self::F32 {
         std::array::from_fn(|lane| {
             if a[lane] < b[lane] {
@@ -156,82 +165,82 @@ impl Simd for Portable {
         })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn round(self, a: Self::F32) -> Self::F32 {
         map(a, f32::round_ties_even)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn to_i32(self, a: Self::F32) -> Self::I32 {
         map(a, |value| value.round_ties_even() as i32)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn to_bits(self, a: Self::F32) -> Self::I32 {
         map(a, |value| value.to_bits().cast_signed())
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn splat_i32(self, value: i32) -> Self::I32 {
         [value; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
         zip(a, b, i32::wrapping_add)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn shl_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32 {
         map(a, |value| value << BITS)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
         zip(a, b, i32::max)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
         map(a, |bits| f32::from_bits(bits.cast_unsigned()))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn load_bytes(self, bytes: &[u8; LANE_BYTES]) -> Self::Bytes {
         *bytes
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn low_nibbles(self, bytes: Self::Bytes) -> Self::Bytes {
         bytes.map(|byte| byte & 0x0F)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn high_nibbles(self, bytes: Self::Bytes) -> Self::Bytes {
         bytes.map(|byte| byte >> 4)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn store_bytes(self, bytes: Self::Bytes, out: &mut [u8; LANE_BYTES]) {
         *out = bytes;
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn byte_to_f32<const BYTE: usize>(self, bytes: Self::Bytes) -> Self::F32 {
         std::array::from_fn(|lane| f32::from(bytes[4 * lane + BYTE]))
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn signed(self, biased: Self::Bytes) -> Self::Signed {
         biased
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn start_signed(self, base: i32, _: i32) -> Self::I32 {
         [base; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn dot_signed(self, sum: Self::I32, weights: Self::Signed, activations: [i8; 4]) -> Self::I32 {
         std::array::from_fn(|lane| {
             (0..4).fold(sum[lane], |sum, i| {
@@ -241,12 +250,12 @@ impl Simd for Portable {
         })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn start_nibbles(self, base: i32) -> Self::NibbleSums {
         [base; LANES]
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn dot_nibbles(
         self,
         sums: Self::NibbleSums,
@@ -260,22 +269,22 @@ impl Simd for Portable {
         })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn finish_nibbles(self, sums: Self::NibbleSums, _: i32) -> Self::I32 {
         sums
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn reduce_add(self, a: Self::F32) -> f32 {
         reduce(a, |a, b| a + b)
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn reduce_max(self, a: Self::F32) -> f32 {
         reduce(a, |a, b| if a > b { a } else { b })
     }
 
-    #[inline(always)]
+    #[inline(never)]
     fn reduce_max_i32(self, a: Self::I32) -> i32 {
         reduce(a, i32::max)
     }

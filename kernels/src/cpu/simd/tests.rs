@@ -132,11 +132,14 @@ fn conversions<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, Vec<i
     s.store_bf16(s.load(&numbers.floats()), &mut brain);
     let mut nan = [0_u16; LANES];
     s.store_bf16(s.splat(f32::from_bits(0x7F80_0001)), &mut nan);
+    let pairs = s.load_bf16_pairs(&halves.map(|half| [half, half ^ 0x1234]));
     let integers = s.to_i32(codes);
     let others = s.to_i32(s.load_i8(&numbers.bytes().map(u8::cast_signed)));
     let largest = s.reduce_max_i32(integers);
     vec![
         ("load_bf16", bits(&s.to_array(s.load_bf16(&halves)))),
+        ("first of load_bf16_pairs", bits(&s.to_array(pairs[0]))),
+        ("second of load_bf16_pairs", bits(&s.to_array(pairs[1]))),
         ("load_f16", bits(&s.to_array(s.load_f16(&numbers.bytes())))),
         ("load_u8", bits(&s.to_array(s.load_u8(&numbers.bytes())))),
         ("load_i8", bits(&s.to_array(codes))),
