@@ -24,7 +24,7 @@ macro_rules! numbers {
         impl Number for $number {}
     )* };
 }
-numbers!(u8, i8, u16, u32, i32, f32);
+numbers!(u8, u16, f32, [u8; 2]);
 
 /// A slice of numbers on the heap that begins on a cache line.
 pub struct Buffer<T: Number> {

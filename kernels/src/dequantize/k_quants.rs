@@ -4,11 +4,11 @@
 use super::{SUPER_BLOCK, half_at};
 
 /// d, dmin, 12 bytes of scales, 128 bytes of nibbles.
-pub(super) const Q4_K_BYTES: usize = 144;
+pub(crate) const Q4_K_BYTES: usize = 144;
 /// d, dmin, 12 bytes of scales, 32 bytes of fifth bits, 128 bytes of nibbles.
-pub(super) const Q5_K_BYTES: usize = 176;
+pub(crate) const Q5_K_BYTES: usize = 176;
 /// 128 bytes of nibbles, 64 bytes of upper bits, 16 signed scales, d.
-pub(super) const Q6_K_BYTES: usize = 210;
+pub(crate) const Q6_K_BYTES: usize = 210;
 
 const GROUP: usize = 32;
 
@@ -65,7 +65,7 @@ pub(super) fn q6_k(block: &[u8; Q6_K_BYTES], out: &mut [f32; SUPER_BLOCK]) {
 /// Bytes 0..4 hold the scales of groups 0..4 in their lower 6 bits, bytes 4..8 the minima; bytes
 /// 8..12 hold the lower 4 bits of scale and minimum of groups 4..8, whose upper 2 bits are the
 /// upper 2 bits of bytes 0..4 and 4..8.
-fn scale_and_min(scales: &[u8], group: usize) -> (u8, u8) {
+pub(crate) fn scale_and_min(scales: &[u8], group: usize) -> (u8, u8) {
     if group < 4 {
         return (scales[group] & 0x3F, scales[group + 4] & 0x3F);
     }

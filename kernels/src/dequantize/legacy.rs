@@ -8,15 +8,15 @@ use super::half_at;
 /// Values in a block.
 pub(super) const BLOCK: usize = 32;
 /// d, then 32 signed bytes.
-pub(super) const Q8_0_BYTES: usize = 34;
+pub(crate) const Q8_0_BYTES: usize = 34;
 /// d, then 16 bytes of nibbles.
-pub(super) const Q4_0_BYTES: usize = 18;
+pub(crate) const Q4_0_BYTES: usize = 18;
 /// d, m, then 16 bytes of nibbles.
-pub(super) const Q4_1_BYTES: usize = 20;
+pub(crate) const Q4_1_BYTES: usize = 20;
 /// d, fifth bits, then 16 bytes of nibbles.
-pub(super) const Q5_0_BYTES: usize = 22;
+pub(crate) const Q5_0_BYTES: usize = 22;
 /// d, m, fifth bits, then 16 bytes of nibbles.
-pub(super) const Q5_1_BYTES: usize = 24;
+pub(crate) const Q5_1_BYTES: usize = 24;
 
 /// d * q, q in -128..=127.
 pub(super) fn q8_0(block: &[u8; Q8_0_BYTES], out: &mut [f32; BLOCK]) {
@@ -62,7 +62,7 @@ pub(super) fn q5_1(block: &[u8; Q5_1_BYTES], out: &mut [f32; BLOCK]) {
     }
 }
 
-fn nibbles(packed: &[u8]) -> [u8; BLOCK] {
+pub(crate) fn nibbles(packed: &[u8]) -> [u8; BLOCK] {
     let mut q = [0; BLOCK];
     for (j, &byte) in packed.iter().enumerate() {
         q[j] = byte & 0x0F;
@@ -71,7 +71,7 @@ fn nibbles(packed: &[u8]) -> [u8; BLOCK] {
     q
 }
 
-fn with_fifth_bits(mut q: [u8; BLOCK], bits: &[u8]) -> [u8; BLOCK] {
+pub(crate) fn with_fifth_bits(mut q: [u8; BLOCK], bits: &[u8]) -> [u8; BLOCK] {
     let bits = u32::from_le_bytes([bits[0], bits[1], bits[2], bits[3]]);
     for (j, q) in q.iter_mut().enumerate() {
         *q |= (((bits >> j) & 1) as u8) << 4;

@@ -5,8 +5,8 @@
 //! operations in the same order, never fused.
 
 mod float;
-mod k_quants;
-mod legacy;
+pub(crate) mod k_quants;
+pub(crate) mod legacy;
 
 use std::fmt;
 

@@ -1,0 +1,244 @@
+//! Quantized weights times quantized activations: exact integer sums per group, float sums over
+//! groups in index order.
+//!
+//! Per output and group, whatever rows share the pass: `t = f32(sum) * w_scale`, rounded once;
+//! `acc = fma(t, a_scale, acc)`; with a minimum, `acc = fma(w_min, a_scaled_sum, acc)`.
+
+#![expect(
+    clippy::needless_range_loop,
+    reason = "loops over rows and tiles are unrolled, several arrays by one index"
+)]
+
+use super::codes::{Bytes, CHUNKS, Codes, Nibbles};
+use super::quantized::{CodeLayout, QuantizedWeight, Tile};
+use super::scales::{Half, HalfMin, ScaleLayout, Scales, Super, SuperMin};
+use super::strips;
+use crate::cpu::isa::{Isa, Kernel};
+use crate::cpu::quantize::{BLOCK_ROWS, GroupBlock, START_VALUE};
+use crate::cpu::simd::{LANES, Simd};
+
+/// Multiply tiles `tiles` of `weight` with the rows of `blocks` `[num_row_blocks, num_groups]`;
+/// write `out` `[num_rows, num_tiles, 16]`.
+pub(super) fn multiply(
+    isa: Isa,
+    weight: &QuantizedWeight,
+    tiles: std::ops::Range<usize>,
+    blocks: &[GroupBlock],
+    out: &mut [[f32; LANES]],
+) {
+    match (weight.code_layout, weight.scale_layout) {
+        (CodeLayout::Nibbles { zero: 8 }, ScaleLayout::Half) => {
+            isa.dispatch(Multiply::<Nibbles<8>, Half>::new(
+                weight, tiles, blocks, out,
+            ));
+        }
+        (CodeLayout::Nibbles { .. }, ScaleLayout::HalfMin) => {
+            isa.dispatch(Multiply::<Nibbles<0>, HalfMin>::new(
+                weight, tiles, blocks, out,
+            ));
+        }
+        (CodeLayout::Nibbles { .. }, ScaleLayout::SuperMin) => {
+            isa.dispatch(Multiply::<Nibbles<0>, SuperMin>::new(
+                weight, tiles, blocks, out,
+            ));
+        }
+        (CodeLayout::Bytes, ScaleLayout::Half) => {
+            isa.dispatch(Multiply::<Bytes, Half>::new(weight, tiles, blocks, out));
+        }
+        (CodeLayout::Bytes, ScaleLayout::HalfMin) => {
+            isa.dispatch(Multiply::<Bytes, HalfMin>::new(weight, tiles, blocks, out));
+        }
+        (CodeLayout::Bytes, ScaleLayout::SuperMin) => {
+            isa.dispatch(Multiply::<Bytes, SuperMin>::new(weight, tiles, blocks, out));
+        }
+        (CodeLayout::Bytes, ScaleLayout::Super) => {
+            isa.dispatch(Multiply::<Bytes, Super>::new(weight, tiles, blocks, out));
+        }
+        (codes, scales) => unreachable!("no format has {codes:?} with {scales:?}"),
+    }
+}
+
+struct Multiply<'a, C, G> {
+    weight: &'a QuantizedWeight,
+    tiles: std::ops::Range<usize>,
+    blocks: &'a [GroupBlock],
+    out: &'a mut [[f32; LANES]],
+    layout: std::marker::PhantomData<(C, G)>,
+}
+
+impl<'a, C, G> Multiply<'a, C, G> {
+    fn new(
+        weight: &'a QuantizedWeight,
+        tiles: std::ops::Range<usize>,
+        blocks: &'a [GroupBlock],
+        out: &'a mut [[f32; LANES]],
+    ) -> Self {
+        Self {
+            weight,
+            tiles,
+            blocks,
+            out,
+            layout: std::marker::PhantomData,
+        }
+    }
+}
+
+impl<C: Codes, G: Scales> Kernel for Multiply<'_, C, G> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let num_tiles = self.tiles.len();
+        if self.out.len() > BLOCK_ROWS * num_tiles {
+            strips::multiply::<S, C, G>(s, self.weight, self.tiles, self.blocks, self.out);
+            return;
+        }
+        let row_blocks = self.blocks.chunks_exact(self.weight.num_groups());
+        let num_rows = self.out.len() / num_tiles;
+        for (column, tile) in self.tiles.enumerate() {
+            let tile = self.weight.tile(tile);
+            for (index, blocks) in row_blocks.clone().enumerate() {
+                let first = index * BLOCK_ROWS;
+                let rows = BLOCK_ROWS.min(num_rows - first);
+                let out = &mut self.out[first * num_tiles + column..];
+                multiply_block::<S, C, G>(s, tile, blocks, rows, num_tiles, out);
+            }
+        }
+    }
+}
+
+/// One tile times the first `num_rows` rows of a block; row r goes to `out[r * stride]`.
+#[inline(always)]
+fn multiply_block<S: Simd, C: Codes, G: Scales>(
+    s: S,
+    tile: Tile<'_>,
+    blocks: &[GroupBlock],
+    num_rows: usize,
+    stride: usize,
+    out: &mut [[f32; LANES]],
+) {
+    let mut row = 0;
+    while row < num_rows {
+        let left = num_rows - row;
+        let out = &mut out[row * stride..];
+        row += match left {
+            1 => pass::<S, C, G, 1>(s, tile, blocks, row, left, stride, out),
+            2 => pass::<S, C, G, 2>(s, tile, blocks, row, left, stride, out),
+            3..=4 => pass::<S, C, G, 4>(s, tile, blocks, row, left, stride, out),
+            _ if S::ROWS == 4 => pass::<S, C, G, 4>(s, tile, blocks, row, left, stride, out),
+            _ => pass::<S, C, G, 8>(s, tile, blocks, row, left, stride, out),
+        };
+    }
+}
+
+/// One tile times rows `first..first + R` of a block, of which `num_rows` are written. Returns R.
+#[inline(always)]
+fn pass<S: Simd, C: Codes, G: Scales, const R: usize>(
+    s: S,
+    tile: Tile<'_>,
+    blocks: &[GroupBlock],
+    first: usize,
+    num_rows: usize,
+    stride: usize,
+    out: &mut [[f32; LANES]],
+) -> usize {
+    assert!(first + R <= BLOCK_ROWS);
+    let mut accs = [s.zero(); R];
+    let groups = tile.codes.chunks_exact(C::GROUP_BYTES).zip(blocks);
+    for (index, (group, block)) in groups.enumerate() {
+        // Everything that checks a bound comes before the sums, so that these are one straight
+        // run of instructions.
+        let scales = [
+            G::scale(s, tile.scales, index, 0),
+            G::scale(s, tile.scales, index, 1),
+        ];
+        let min = G::min(s, tile.scales, index);
+        if G::HALVES {
+            for half in 0..2 {
+                let sums = half_sums::<S, C, R>(s, group, block, first, half);
+                add_group::<S, C, R>(s, scales[half], block, first, &sums, &mut accs);
+            }
+        } else {
+            let sums = group_sums::<S, C, R>(s, group, block, first);
+            add_group::<S, C, R>(s, scales[0], block, first, &sums, &mut accs);
+        }
+        if G::HAS_MIN {
+            for r in 0..R {
+                accs[r] = s.fma(min, s.splat(block.scaled_sums[first + r]), accs[r]);
+            }
+        }
+    }
+    for r in 0..R.min(num_rows) {
+        s.store(accs[r], &mut out[r * stride]);
+    }
+    R
+}
+
+/// The integer sums of a group for rows `first..first + R`.
+#[inline(always)]
+fn group_sums<S: Simd, C: Codes, const R: usize>(
+    s: S,
+    group: &[u8],
+    block: &GroupBlock,
+    first: usize,
+) -> [C::Sums<S>; R] {
+    let mut sums = [C::start(s, block, first); R];
+    for r in 1..R {
+        sums[r] = C::start(s, block, first + r);
+    }
+    for j in 0..CHUNKS / 2 {
+        let weights = C::pair(s, group, j);
+        for r in 0..R {
+            sums[r] = C::dot(s, sums[r], weights[0], block.codes[first + r][j]);
+        }
+        for r in 0..R {
+            let codes = block.codes[first + r][CHUNKS / 2 + j];
+            sums[r] = C::dot(s, sums[r], weights[1], codes);
+        }
+    }
+    sums
+}
+
+/// The same for one half of a group.
+#[inline(always)]
+fn half_sums<S: Simd, C: Codes, const R: usize>(
+    s: S,
+    group: &[u8],
+    block: &GroupBlock,
+    first: usize,
+    half: usize,
+) -> [C::Sums<S>; R] {
+    let mut sums = [C::start_half(s, block, first, half); R];
+    for r in 1..R {
+        sums[r] = C::start_half(s, block, first + r, half);
+    }
+    for j in 0..CHUNKS / 2 {
+        let weights = C::pair(s, group, j)[half];
+        for r in 0..R {
+            let codes = block.codes[first + r][half * CHUNKS / 2 + j];
+            sums[r] = C::dot(s, sums[r], weights, codes);
+        }
+    }
+    sums
+}
+
+/// `acc = fma(f32(sum) * w_scale, a_scale, acc)`.
+///
+/// The sums arrive as the bits of `START_VALUE + sum`. `START_VALUE * w_scale` is exact, so the
+/// fused multiply-add that takes it off again rounds `sum * w_scale` once, as a product would.
+#[inline(always)]
+fn add_group<S: Simd, C: Codes, const R: usize>(
+    s: S,
+    scale: S::F32,
+    block: &GroupBlock,
+    first: usize,
+    sums: &[C::Sums<S>; R],
+    accs: &mut [S::F32; R],
+) {
+    let offset = s.mul(scale, s.splat(-START_VALUE));
+    for r in 0..R {
+        let sum = s.bits_to_f32(C::finish(s, sums[r], block, first + r));
+        let scaled = s.fma(sum, scale, offset);
+        accs[r] = s.fma(scaled, s.splat(block.scales[first + r]), accs[r]);
+    }
+}
