@@ -1,8 +1,8 @@
-"""Native CPU kernels of Rung: pure functions over numpy arrays, written in Rust.
+"""Native CPU kernels of Rung, written in Rust: over numpy arrays, or a whole recorded model.
 
 Imports nothing from the engine and knows no model or file format beyond the layout of a block.
 """
 
-from rung_kernels._native import FORMATS, __version__, dequantize, row_bytes
+from rung_kernels._native import AVAILABLE_ISAS, FORMATS, Model, __version__, dequantize, row_bytes
 
-__all__ = ["FORMATS", "__version__", "dequantize", "row_bytes"]
+__all__ = ["AVAILABLE_ISAS", "FORMATS", "Model", "__version__", "dequantize", "row_bytes"]

@@ -20,3 +20,110 @@ def dequantize(format: str, data: npt.NDArray[np.uint8], num_cols: int) -> npt.N
     the GIL, so several tensors may be decoded at once by Python threads. ValueError when shapes
     and format disagree. Source: the block structures of ggml.
     """
+
+AVAILABLE_ISAS: tuple[str, ...]
+"""Instruction sets that the kernels have and this processor too, the plainest first."""
+
+class Model:
+    """Packed weights, paged keys and values, a recorded program and threads.
+
+    Every call that computes releases the GIL; a model serves one call at a time. ValueError when
+    arguments make no sense; then nothing was computed. R rows, T query tokens, S sampling rows.
+
+    max_len:      positions are below this.
+    num_blocks:   KV blocks of `block_size` = 16 tokens.
+    kv_dtype:     f32, bf16, or int8 with a scale per token and head.
+    activations:  int8 (in groups of 32, where a matrix takes that) or float.
+    num_threads:  the caller included; None: what quota and affinity leave to this process.
+    isa:          one of `AVAILABLE_ISAS`; None: the last of them.
+    window:       positions that a query sees, its own included; None: all before it.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        vocab_size: int,
+        rope_theta: float,
+        max_len: int,
+        num_blocks: int,
+        block_size: int,
+        kv_dtype: str,
+        activations: str,
+        num_threads: int | None = None,
+        isa: str | None = None,
+        window: int | None = None,
+    ) -> None: ...
+    @property
+    def isa(self) -> str:
+        """The instruction set in use."""
+
+    @property
+    def num_threads(self) -> int:
+        """The threads in use, the caller's included."""
+
+    @property
+    def kv_bytes_per_block(self) -> int:
+        """Bytes of a block over all layers, keys and values."""
+
+    @property
+    def weight_bytes(self) -> tuple[int, int]:
+        """Bytes that the packed weights take, and how many numbers the matrices hold."""
+
+    def add_matrix(self, name: str, format: str, data: npt.NDArray[np.uint8], num_cols: int) -> bool:
+        """Repack stored rows, [num_rows, row_bytes(format, num_cols)] uint8.
+
+        Returns whether products with it take int8 activations.
+        """
+
+    def add_vector(self, name: str, format: str, data: npt.NDArray[np.uint8], len: int) -> None:
+        """Decode one stored row of `len` values, [1, row_bytes(format, len)] uint8."""
+
+    def load_program(
+        self, ops: list[tuple[str, tuple[int, ...], tuple[str, ...], tuple[int, ...], int, float]]
+    ) -> None:
+        """Take in what a step does: (kind, inputs, weights, outputs, layer, value) of each op.
+
+        Registers, shapes and weights are checked; ValueError names the op that does not fit.
+        """
+
+    def poison(self, blocks: npt.NDArray[np.int32]) -> None:
+        """Fill blocks [F] with numbers that make NaN of all that they touch."""
+
+    def forward(
+        self,
+        token_ids: npt.NDArray[np.int32],
+        query_start: npt.NDArray[np.int32],
+        num_computed: npt.NDArray[np.int32],
+        block_tables: npt.NDArray[np.int32],
+        sample_rows: npt.NDArray[np.int32],
+    ) -> None:
+        """Compute a step's tokens and store their keys and values.
+
+        token_ids [T]; query_start [R+1]; num_computed [R]; block_tables [R, B]; sample_rows [S].
+        """
+
+    def sample(
+        self, num_top: npt.NDArray[np.int32], needs_logits: npt.NDArray[np.bool_]
+    ) -> tuple[
+        npt.NDArray[np.int32],
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.float32],
+        dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]],
+        npt.NDArray[np.float32],
+    ]:
+        """Run the output head for the rows that sample in the last `forward`.
+
+        num_top [S]: how many of the likeliest ids are wanted; -1: no logprobs.
+        needs_logits [S]: rows whose logits are wanted, for sampling on the host.
+
+        Returns the likeliest ids [S], ties to the lower; whether a row was finite [S]; the log-
+        probabilities of those ids [S], where num_top is not -1; ids and logprobs by row where it
+        is not; and logits [number of rows that need them, vocab_size].
+        """
+
+    def take_times(self) -> dict[str, int]:
+        """Nanoseconds by phase (linear, attention, head, rest) since the last call."""

@@ -1,13 +1,16 @@
 //! The Python module `rung_kernels._native`: argument checks and numpy arrays, no arithmetic.
 
+mod model;
+
 use numpy::{PyArray2, PyArrayMethods, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::dequantize::{self, DequantizeError, Format};
+use crate::cpu::isa::Isa;
+use crate::dequantize::{self, Format};
 
-fn value_error(error: DequantizeError) -> PyErr {
+fn value_error(error: impl std::error::Error) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 
@@ -57,6 +60,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "FORMATS",
         PyTuple::new(module.py(), Format::ALL.map(Format::name))?,
     )?;
+    module.add(
+        "AVAILABLE_ISAS",
+        PyTuple::new(module.py(), Isa::available().into_iter().map(Isa::name))?,
+    )?;
+    module.add_class::<model::PyModel>()?;
     module.add_function(wrap_pyfunction!(row_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(dequantize_rows, module)?)
 }
