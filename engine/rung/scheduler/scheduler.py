@@ -148,7 +148,7 @@ class Scheduler:
         """
         self._land(plan, elapsed_s)
         table = self._table
-        table.num_computed[plan.rows] += np.diff(plan.query_start)
+        table.num_computed[plan.rows] += plan.query_lens
         for index, error in output.failed.items():
             request = self._live.get(int(plan.request_ids[index]))
             if request is not None:
@@ -271,7 +271,10 @@ class Scheduler:
         """Rows that are one token behind first, then chunks of the others, oldest first."""
         table = self._table
         behind = table.num_tokens[self._running] - table.num_computed[self._running]
-        order = np.argsort(behind != 1, kind="stable")
+        is_chunk = behind != 1
+        if not is_chunk.any():
+            return self._running, behind
+        order = np.argsort(is_chunk, kind="stable")
         spent = np.minimum(np.cumsum(behind[order]), self.config.max_num_batched_tokens)
         query_lens = np.diff(spent, prepend=0).astype(np.int32)
         served = query_lens > 0
@@ -284,6 +287,8 @@ class Scheduler:
         only if every row that may still grow could get one block more: a prompt that is let in to
         be thrown out halfway would be computed twice.
         """
+        if not self._waiting:
+            return rows, query_lens
         config, table = self.config, self._table
         budget = config.max_num_batched_tokens - int(query_lens.sum())
         num_growing = int(np.count_nonzero(table.num_blocks[self._running] < table.max_blocks[self._running]))
