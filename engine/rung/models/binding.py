@@ -94,7 +94,8 @@ def _find(
         raise ModelError(f"{source}: tensor {name} is missing")
     if tensor.shape != shape:
         raise ModelError(
-            f"{source}: tensor {name} has the shape {list(tensor.shape)}; the configuration asks for {list(shape)}"
+            f"{source}: tensor {name} has the shape {list(tensor.shape)}; "
+            f"the configuration asks for {list(shape)}"
         )
     return tensor
 

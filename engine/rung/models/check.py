@@ -33,7 +33,8 @@ def check_config(config: ModelConfig, source: Path) -> None:
             raise ModelError(f"{source}: {field} is {size}; it must be 1 to {maximum}")
     if config.num_heads % config.num_kv_heads:
         raise ModelError(
-            f"{source}: {config.num_heads} attention heads cannot share {config.num_kv_heads} key-value heads evenly"
+            f"{source}: {config.num_heads} attention heads cannot share "
+            f"{config.num_kv_heads} key-value heads evenly"
         )
     if config.head_dim % 2:
         raise ModelError(f"{source}: head_dim is {config.head_dim}; rotary embedding needs an even number")

@@ -87,7 +87,7 @@ class Cursor:
         if type_id == _STRING:
             return self.string(what)
         if type_id == _BOOL:
-            return self._bools(1, what)[0].item()
+            return bool(self._bools(1, what)[0])
         if type_id not in _SCALARS:
             raise self.error(what, f"has the unknown value type {type_id}")
         return self._scalar(type_id, what)

@@ -158,36 +158,31 @@ def _post_processor(
     metadata: Metadata, pre_tokenizer: PreTokenizer, tokens: Sequence[str]
 ) -> dict[str, Any] | None:
     """Frames a text in the ids that `add_bos_token` and `add_eos_token` ask for."""
-    adds = {
-        "bos": metadata.optional_flag(_PREFIX + "add_bos_token"),
-        "eos": metadata.optional_flag(_PREFIX + "add_eos_token"),
-    }
-    if adds["bos"] is None:
-        adds["bos"] = pre_tokenizer.adds_bos
-    frame: dict[str, int] = {}
-    for name, wanted in adds.items():
-        if wanted:
-            frame[name] = metadata.integer(_PREFIX + f"{name}_token_id", maximum=len(tokens) - 1)
-    if not frame:
+    add_bos = metadata.optional_flag(_PREFIX + "add_bos_token")
+    if add_bos is None:
+        add_bos = pre_tokenizer.adds_bos
+    add_eos = bool(metadata.optional_flag(_PREFIX + "add_eos_token"))
+    if not add_bos and not add_eos:
         return None
+    specials: dict[str, dict[str, Any]] = {}
 
-    def sequence(name: str, type_id: int) -> list[dict[str, Any]]:
-        piece = {"Sequence": {"id": name, "type_id": type_id}}
-        special = {
-            key: {"SpecialToken": {"id": tokens[value], "type_id": type_id}} for key, value in frame.items()
-        }
-        return [
-            *([special["bos"]] if "bos" in special else []),
-            piece,
-            *([special["eos"]] if "eos" in special else []),
-        ]
+    def special(name: str, type_id: int) -> dict[str, Any]:
+        token_id = metadata.integer(_PREFIX + name, maximum=len(tokens) - 1)
+        token = tokens[token_id]
+        specials[token] = {"id": token, "ids": [token_id], "tokens": [token]}
+        return {"SpecialToken": {"id": token, "type_id": type_id}}
+
+    def framed(sequence: str, type_id: int) -> list[dict[str, Any]]:
+        pieces: list[dict[str, Any]] = [{"Sequence": {"id": sequence, "type_id": type_id}}]
+        if add_bos:
+            pieces.insert(0, special("bos_token_id", type_id))
+        if add_eos:
+            pieces.append(special("eos_token_id", type_id))
+        return pieces
 
     return {
         "type": "TemplateProcessing",
-        "single": sequence("A", 0),
-        "pair": sequence("A", 0) + sequence("B", 1),
-        "special_tokens": {
-            tokens[token_id]: {"id": tokens[token_id], "ids": [token_id], "tokens": [tokens[token_id]]}
-            for token_id in frame.values()
-        },
+        "single": framed("A", 0),
+        "pair": framed("A", 0) + framed("B", 1),
+        "special_tokens": specials,
     }
