@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from rung.errors import ConfigError
 from rung.server import convert
@@ -115,6 +116,9 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"This engine already serves {MAX_SESSIONS} sessions, its limit.",
             )
+        # Sent by itself, so that a status can follow at any time: a first write that is still under
+        # way would hold the metadata that a status then waits for.
+        await context.send_initial_metadata(())
         stream = self._open()
         reader = asyncio.ensure_future(self._read(stream, requests))
         writer = asyncio.ensure_future(self._write(stream, context))
@@ -161,11 +165,14 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         stream.session.close()
 
     async def _read(self, stream: _Stream, requests: AsyncIterator[engine_pb2.SessionRequest]) -> None:
-        async for message in requests:
-            stream.session.receive(message)
-            while stream.session.num_rejected > MAX_UNREAD_REJECTIONS:
-                stream.room.clear()
-                await stream.room.wait()
+        try:
+            async for message in requests:
+                stream.session.receive(message)
+                while stream.session.num_rejected > MAX_UNREAD_REJECTIONS:
+                    stream.room.clear()
+                    await stream.room.wait()
+        except DecodeError as error:
+            raise convert.FrameError(f"A frame is no SessionRequest: {error}.") from error
 
     async def _write(self, stream: _Stream, context: SessionContext) -> None:
         while True:
