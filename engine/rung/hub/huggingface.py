@@ -21,14 +21,10 @@ _FILES = [
 
 
 class Hub(Protocol):
-    """The three calls of the hub's library that are used."""
+    """The two calls of the hub's library that are used."""
 
     def snapshot(self, repo: str, patterns: list[str]) -> Path:
         """A local folder with the repository's files that match."""
-        ...
-
-    def file(self, repo: str, name: str) -> Path:
-        """A local copy of one file."""
         ...
 
     def list_files(self, repo: str) -> list[str]:
@@ -45,12 +41,6 @@ class HuggingFaceHub:
 
         return Path(snapshot_download(repo, allow_patterns=patterns))
 
-    def file(self, repo: str, name: str) -> Path:
-        """A local copy of one file."""
-        from huggingface_hub import hf_hub_download
-
-        return Path(hf_hub_download(repo, name))
-
     def list_files(self, repo: str) -> list[str]:
         """Names of the repository's files."""
         from huggingface_hub import HfApi
@@ -61,45 +51,46 @@ class HuggingFaceHub:
 def fetch(repo: str, file_name: str | None, hub: Hub) -> Path:
     """The folder of a repository, or the GGUF file `file_name` (None: its only one)."""
     try:
-        if file_name is not None:
-            return hub.file(repo, file_name)
-        folder = hub.snapshot(repo, _FILES)
-        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-            return folder
-        return hub.file(repo, _only_gguf(repo, hub.list_files(repo)))
+        if file_name is None:
+            folder = hub.snapshot(repo, _FILES)
+            if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+                return folder
+            file_name = _only_gguf(repo, hub.list_files(repo))
+        path = hub.snapshot(repo, [file_name]) / file_name
+        if not path.is_file():
+            raise ModelError(f"{repo} on the Hugging Face hub has no file {file_name}")
     except ModelError:
         raise
     # The library lets the exceptions of its HTTP client through, whichever client that is.
     except Exception as error:
-        raise _as_model_error(repo, file_name, error) from error
+        raise _as_model_error(repo, error) from error
+    return path
 
 
 def _only_gguf(repo: str, files: list[str]) -> str:
     names = sorted(name for name in files if name.endswith(".gguf"))
     if not names:
-        raise ModelError(
-            f"{repo} on the Hugging Face hub has neither safetensors with config.json nor a GGUF file"
-        )
+        raise ModelError(f"{repo} on the Hugging Face hub has neither safetensors nor a GGUF file")
     if len(names) > 1:
         raise ModelError(
-            f"{repo} has several GGUF files; choose one, such as {repo}:{names[0]} ({', '.join(names)})"
+            f"{repo} on the Hugging Face hub has several GGUF files ({', '.join(names)}); "
+            f"choose one, such as {repo}:{names[0]}"
         )
     return names[0]
 
 
-def _as_model_error(repo: str, file_name: str | None, error: Exception) -> ModelError:
+def _as_model_error(repo: str, error: Exception) -> ModelError:
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
         return ModelError(
-            f"{repo} asks you to accept its terms on the Hugging Face hub; then run `hf auth login`"
+            f"{repo} is open only to those who accept its terms on the Hugging Face hub; "
+            "do so, then run `hf auth login`"
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return ModelError(
-            f"the Hugging Face hub has no model {repo}, or it is private; `hf auth login` logs in"
+            f"the Hugging Face hub has no model {repo}, or it is private and needs `hf auth login`"
         )
-    if isinstance(error, errors.RemoteEntryNotFoundError):
-        return ModelError(f"{repo} on the Hugging Face hub has no file {file_name}")
     reason = str(error).strip().partition("\n")[0]
     return ModelError(
         f"the Hugging Face hub cannot be reached, and {repo} is not in its cache on this machine "

