@@ -51,19 +51,23 @@ class HuggingFaceHub:
 def fetch(repo: str, file_name: str | None, hub: Hub) -> Path:
     """The folder of a repository, or the GGUF file `file_name` (None: its only one)."""
     try:
-        if file_name is None:
-            folder = hub.snapshot(repo, _FILES)
-            if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
-                return folder
-            file_name = _only_gguf(repo, hub.list_files(repo))
-        path = hub.snapshot(repo, [file_name]) / file_name
-        if not path.is_file():
-            raise ModelError(f"{repo} on the Hugging Face hub has no file {file_name}")
+        return _locate(repo, file_name, hub)
     except ModelError:
         raise
     # The library lets the exceptions of its HTTP client through, whichever client that is.
     except Exception as error:
         raise _as_model_error(repo, error) from error
+
+
+def _locate(repo: str, file_name: str | None, hub: Hub) -> Path:
+    if file_name is None:
+        folder = hub.snapshot(repo, _FILES)
+        if (folder / "config.json").is_file() and any(folder.glob("*.safetensors")):
+            return folder
+        file_name = _only_gguf(repo, hub.list_files(repo))
+    path = hub.snapshot(repo, [file_name]) / file_name
+    if not path.is_file():
+        raise ModelError(f"{repo} on the Hugging Face hub has no file {file_name}")
     return path
 
 
