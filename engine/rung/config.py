@@ -11,6 +11,7 @@ Binds, loads and opens nothing.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,7 @@ class ModelOptions:
     kv_cache_bytes:         memory for keys and values; None: chosen from what is free.
     runner:                 what computes: "reference" (torch, float32) or "fake" (no model at all).
     threads:                threads that compute; None: every core this process may use.
+    fake_step_ms:           time that each step of the fake runner takes.
     """
 
     max_model_len: int | None = None
@@ -88,6 +90,7 @@ class ModelOptions:
     kv_cache_bytes: int | None = None
     runner: str = "reference"
     threads: int | None = None
+    fake_step_ms: int = 0
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -134,7 +137,7 @@ class ServeConfig:
     served_model_name: str | None = None
     api_key_file: Path | None = None
     insecure: bool = False
-    drain_timeout_s: int = 30
+    drain_timeout_s: float = 30.0
     max_inflight_requests: int | None = None
     max_body_bytes: int | None = None
 
@@ -196,7 +199,7 @@ def serve_config(settings: Settings) -> ServeConfig:
             f"--host {host} would serve other machines without authentication; give --api-key-file, "
             "or --insecure where the network itself is trusted."
         )
-    drain_timeout_s = settings.get("drain_timeout", integer(0, 86_400))
+    drain_timeout_s = settings.get("drain_timeout", _seconds)
     port = settings.get("port", integer(0, 65_535))
     return ServeConfig(
         model=settings.text("model") or DEFAULT_MODEL,
@@ -206,7 +209,7 @@ def serve_config(settings: Settings) -> ServeConfig:
         served_model_name=settings.text("served_model_name"),
         api_key_file=api_key_file,
         insecure=insecure,
-        drain_timeout_s=30 if drain_timeout_s is None else drain_timeout_s,
+        drain_timeout_s=30.0 if drain_timeout_s is None else drain_timeout_s,
         max_inflight_requests=settings.get("max_inflight_requests", integer(1, 1 << 20)),
         max_body_bytes=settings.get("max_body_bytes", byte_count),
     )
@@ -226,6 +229,7 @@ def model_options(settings: Settings) -> ModelOptions:
         kv_cache_bytes=kv_cache_bytes or None,
         runner=settings.get("runner", _runner) or default.runner,
         threads=threads or None,
+        fake_step_ms=settings.get("fake_step_ms", integer(0, 60_000)) or 0,
     )
 
 
@@ -239,6 +243,8 @@ def engine_arguments(options: ModelOptions) -> list[str]:
         f"--runner={options.runner}",
         f"--threads={'auto' if options.threads is None else options.threads}",
     ]
+    if options.fake_step_ms:
+        arguments.append(f"--fake-step-ms={options.fake_step_ms}")
     if options.max_model_len is not None:
         arguments.append(f"--max-model-len={options.max_model_len}")
     return arguments
@@ -307,6 +313,16 @@ def byte_count(text: str, origin: str) -> int:
     if not 1 <= count <= 1 << 50:
         raise ConfigError(f"{origin} must be from 1 byte to 1048576GiB, but it is {text}.")
     return count
+
+
+def _seconds(text: str, origin: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 86_400:
+        raise ConfigError(f"{origin} must be a number of seconds from 0 to 86400, but it is {text!r}.")
+    return value
 
 
 def _or_auto(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:

@@ -167,3 +167,6 @@ def _add_model_options(parser: Parser) -> None:
         metavar="N",
         help=f"sequences that may wait; more are refused (default: {_DEFAULTS.max_waiting})",
     )
+    engine.add_argument(
+        "--fake-step-ms", metavar="MS", help="time that a step of the fake runner takes (default: 0)"
+    )

@@ -38,7 +38,9 @@ HEARTBEAT_S = 0.25
 FETCH_CHUNK_BYTES = 1024 * 1024
 # A reader that leaves this many rejections unread is not read from until it catches up.
 MAX_UNREAD_REJECTIONS = 1024
-STOP_GRACE_S = 0.25
+# How long a stopping engine waits for its sessions to take their last events, and for their streams.
+FLUSH_S = 0.2
+STOP_GRACE_S = 0.3
 KEEPALIVE_MS = 10_000
 
 _CHANNEL_OPTIONS = (
@@ -125,6 +127,10 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         try:
             ends: set[asyncio.Future[Any]] = {reader, writer, self._closing}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._closing.done():
+                # The engine has published its last events; a reader that keeps up gets them.
+                stream.news.set()
+                await asyncio.wait({writer}, timeout=FLUSH_S)
         finally:
             # Also when the client is gone, which cancels this coroutine.
             self._close(stream)
@@ -175,9 +181,11 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             raise convert.FrameError(f"A frame is no SessionRequest: {error}.") from error
 
     async def _write(self, stream: _Stream, context: SessionContext) -> None:
-        while True:
+        is_last = False
+        while not is_last:
             await stream.news.wait()
             stream.news.clear()
+            is_last = self._closing.done()
             # Built when the transport asks for more: what came meanwhile has merged by itself.
             responses = stream.session.responses()
             stream.room.set()
