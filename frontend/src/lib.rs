@@ -9,6 +9,8 @@ pub mod chat;
 pub mod config;
 pub mod engine;
 pub mod lifecycle;
+pub mod listener;
 pub mod metrics;
 pub mod model;
+pub mod serve;
 pub mod text;
