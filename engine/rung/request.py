@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
-from rung.errors import RequestError
+    from rung.errors import RequestError
 
 
 class FinishReason(Enum):
@@ -53,10 +55,14 @@ class StoppingParams:
 class Request:
     """One sample's life in the scheduler. Only the scheduler changes it after `add`.
 
-    request_id:    unique in the process.
-    token_ids:     [capacity] int32, prompt then answer; the first `num_tokens` are valid.
-    num_computed_tokens: tokens whose KV is in `block_table`; chases `num_tokens`.
-    row:           state row while admitted, stable until it ends or is preempted; else -1.
+    request_id:     unique in the process, never negative.
+    prompt_ids:     [num_prompt_tokens] int32.
+    token_ids:      [num_prompt_tokens + answer] int32, prompt and answer so far. While the request
+                    is admitted its state row runs ahead of this; preemption brings it up to date.
+    row:            state row while admitted, stable until it ends or is preempted; else -1.
+    queued_at_s:    when it was added, on the scheduler's own clock.
+    scheduled_at_s: when it was first admitted; None before.
+    started:        whether its `Started` event exists.
     """
 
     request_id: int
@@ -64,16 +70,13 @@ class Request:
     sampling: SamplingParams
     stopping: StoppingParams
     token_ids: npt.NDArray[np.int32] = field(init=False)
-    num_tokens: int = field(init=False)
-    num_computed_tokens: int = field(default=0, init=False)
-    block_table: list[int] = field(default_factory=list, init=False)
     row: int = field(default=-1, init=False)
+    queued_at_s: float = field(default=0.0, init=False)
+    scheduled_at_s: float | None = field(default=None, init=False)
+    started: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        num_prompt = len(self.prompt_ids)
-        self.token_ids = np.empty(num_prompt + self.stopping.max_tokens, dtype=np.int32)
-        self.token_ids[:num_prompt] = self.prompt_ids
-        self.num_tokens = num_prompt
+        self.token_ids = self.prompt_ids
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -81,14 +84,9 @@ class Request:
         return len(self.prompt_ids)
 
     @property
-    def num_output_tokens(self) -> int:
-        """Tokens generated so far; survives preemption."""
-        return self.num_tokens - len(self.prompt_ids)
-
-    @property
     def max_total_tokens(self) -> int:
         """Prompt and longest answer together."""
-        return len(self.token_ids)
+        return len(self.prompt_ids) + self.stopping.max_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,8 @@ pub fn raise_file_limit() -> usize {
         tracing::warn!("the limit on open files cannot be raised: {error}");
     }
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    usize::try_from(files.saturating_sub(RESERVED_FILES)).map_or(MAX_CONNECTIONS, |files| files.clamp(1, MAX_CONNECTIONS))
+    usize::try_from(files.saturating_sub(RESERVED_FILES))
+        .map_or(MAX_CONNECTIONS, |files| files.clamp(1, MAX_CONNECTIONS))
 }
 
 /// Accepts connections until `stop`, then waits until their answers are out.
@@ -101,7 +102,10 @@ pub async fn serve(
             }
             (_, Err(error)) if concerns_one_client(&error) => {}
             (_, Err(error)) => {
-                tracing::warn!("connections cannot be accepted ({error}); trying again in {} ms", pause.as_millis());
+                tracing::warn!(
+                    "connections cannot be accepted ({error}); trying again in {} ms",
+                    pause.as_millis()
+                );
                 sleep(pause).await;
                 pause = (pause * 2).min(LONGEST_ACCEPT_PAUSE);
             }
@@ -112,7 +116,10 @@ pub async fn serve(
     drop(listener);
     connections.close();
     if timeout(FLUSH_TIMEOUT, connections.wait()).await.is_err() {
-        tracing::warn!(connections = connections.len(), "clients have not read their answers; closing on them");
+        tracing::warn!(
+            connections = connections.len(),
+            "clients have not read their answers; closing on them"
+        );
     }
 }
 
@@ -129,7 +136,8 @@ async fn serve_connection(stream: TcpStream, router: Router, lifecycle: Lifecycl
     }
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
+    let mut connection =
+        pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
     let result = tokio::select! {
         result = connection.as_mut() => result,
         () = lifecycle.reached(Phase::Draining) => {

@@ -50,7 +50,8 @@ fn run(config: Config) -> u8 {
 }
 
 fn start_logging(logging: &Logging) {
-    let builder = tracing_subscriber::fmt().with_env_filter(EnvFilter::new(&logging.filter)).with_writer(io::stderr);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(EnvFilter::new(&logging.filter)).with_writer(io::stderr);
     match logging.format {
         LogFormat::Human => builder.with_target(false).init(),
         LogFormat::Json => builder.json().init(),

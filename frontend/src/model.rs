@@ -36,21 +36,14 @@ impl ServedModel {
         facts: ModelFacts,
         files: &BTreeMap<String, Bytes>,
     ) -> Result<Self, String> {
-        let tokenizer = files
-            .get(TOKENIZER_FILE)
-            .ok_or(format!("The engine offers no {TOKENIZER_FILE}."))?;
+        let tokenizer = files.get(TOKENIZER_FILE).ok_or(format!("The engine offers no {TOKENIZER_FILE}."))?;
         let tokenizer = Tokenizer::from_json(tokenizer, facts.vocab_size)
             .map_err(|error| format!("The engine's {TOKENIZER_FILE} cannot be used: {error}."))?;
-        let template = files
-            .get(TEMPLATE_FILE)
-            .map(|source| compile(source))
-            .transpose()?;
+        let template = files.get(TEMPLATE_FILE).map(|source| compile(source)).transpose()?;
         Ok(Self {
             id: id.unwrap_or(&facts.name).to_owned(),
             // A clock before 1970 is no reason not to serve.
-            created: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| since.as_secs()),
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
             facts,
             tokenizer: Arc::new(tokenizer),
             template,
@@ -59,8 +52,7 @@ impl ServedModel {
 }
 
 fn compile(source: &[u8]) -> Result<ChatTemplate, String> {
-    let unusable =
-        |reason: String| format!("The engine's {TEMPLATE_FILE} cannot be used: {reason}.");
+    let unusable = |reason: String| format!("The engine's {TEMPLATE_FILE} cannot be used: {reason}.");
     let source = std::str::from_utf8(source).map_err(|error| unusable(error.to_string()))?;
     ChatTemplate::compile(source).map_err(|error| unusable(error.to_string()))
 }

@@ -62,7 +62,8 @@ pub async fn serve(config: Config) -> Result<u8, ServeError> {
 
     let config = Arc::new(config);
     let metrics = Arc::new(Metrics::default());
-    let pool = Arc::new(EnginePool::new(&engine_names(&config.engine), config.served_model_name.clone(), &metrics));
+    let pool =
+        Arc::new(EnginePool::new(&engine_names(&config.engine), config.served_model_name.clone(), &metrics));
     let lifecycle = Lifecycle::new();
     let state = AppState::new(Arc::clone(&config), Arc::clone(&pool) as _, metrics, lifecycle.clone());
     let stop_http = CancellationToken::new();
@@ -108,11 +109,18 @@ fn engine_names(source: &EngineSource) -> Vec<(String, EngineHost)> {
     }
 }
 
-async fn run_engines(config: Arc<Config>, pool: Arc<EnginePool>, stop: CancellationToken) -> Result<(), StartError> {
+async fn run_engines(
+    config: Arc<Config>,
+    pool: Arc<EnginePool>,
+    stop: CancellationToken,
+) -> Result<(), StartError> {
     match &config.engine {
         EngineSource::Spawn { command } => Supervisor::new(command, &pool, 0)?.run(stop).await,
         EngineSource::Connect { addresses, tls } => {
-            let connections = addresses.iter().enumerate().map(|(slot, address)| pool.keep_connected(slot, address, tls.as_ref()));
+            let connections = addresses
+                .iter()
+                .enumerate()
+                .map(|(slot, address)| pool.keep_connected(slot, address, tls.as_ref()));
             let _ = stop.run_until_cancelled(join_all(connections)).await;
             Ok(())
         }
@@ -142,7 +150,10 @@ async fn drain(lifecycle: &Lifecycle, deadline: Duration) {
     lifecycle.advance(Phase::Draining);
     let num_open = lifecycle.num_open();
     if num_open > 0 {
-        tracing::info!("finishing {num_open} requests, for {} s at most; a second signal ends at once", deadline.as_secs_f64());
+        tracing::info!(
+            "finishing {num_open} requests, for {} s at most; a second signal ends at once",
+            deadline.as_secs_f64()
+        );
     }
     if timeout(deadline, lifecycle.idle()).await.is_ok() {
         return;

@@ -34,9 +34,7 @@ fn generate() -> String {
 
 #[test]
 fn generated_code_is_current() {
-    let checked_in = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("src/engine/gen")
-        .join(FILE);
+    let checked_in = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/engine/gen").join(FILE);
     let generated = generate();
     if regenerate_wanted() {
         fs::create_dir_all(checked_in.parent().unwrap()).unwrap();

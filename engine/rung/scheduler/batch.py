@@ -7,12 +7,14 @@ R rows in the step, T query tokens in the step, S rows that sample, B longest bl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rung.errors import RequestError
-from rung.request import Finished, Started
+if TYPE_CHECKING:
+    from rung.errors import RequestError
+    from rung.request import Finished, Started
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -81,6 +83,12 @@ class StepPlan:
     def num_tokens(self) -> int:
         """T."""
         return len(self.token_ids)
+
+    @property
+    def query_lens(self) -> I32:
+        """Tokens that each row computes: [R] i32, all at least 1."""
+        lens: I32 = self.query_start[1:] - self.query_start[:-1]
+        return lens
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,14 +91,20 @@ fn parse(
 ) -> Result<(Config, Logging), ConfigError> {
     let args = Args::try_parse_from(arguments).map_err(|error| {
         let text = error.render().to_string();
-        if error.use_stderr() { ConfigError::Wrong(text.trim_end().to_owned()) } else { ConfigError::Information(text) }
+        if error.use_stderr() {
+            ConfigError::Wrong(text.trim_end().to_owned())
+        } else {
+            ConfigError::Information(text)
+        }
     })?;
     validate(args, environment(LOG_VARIABLE)).map_err(ConfigError::Wrong)
 }
 
 fn validate(args: Args, log_filter: Option<String>) -> Result<(Config, Logging), String> {
     if args.served_model_name.as_deref().is_some_and(|name| name.trim().is_empty()) {
-        return Err("--served-model-name must not be empty; leave it out to use the engine's name.".to_owned());
+        return Err(
+            "--served-model-name must not be empty; leave it out to use the engine's name.".to_owned()
+        );
     }
     let api_keys = args.api_key_file.as_deref().map(read_api_keys).transpose()?.unwrap_or_default();
     if !args.host.is_loopback() && api_keys.is_empty() && !args.insecure {
@@ -131,11 +137,16 @@ fn validate(args: Args, log_filter: Option<String>) -> Result<(Config, Logging),
 fn engine_source(args: &Args) -> Result<EngineSource, String> {
     let tls = tls_files(args)?;
     match (args.engine.as_slice(), args.command.as_slice()) {
-        ([], []) => Err("There is no engine to use: give --engine ADDRESS for one that runs already, or end the \
+        ([], []) => {
+            Err("There is no engine to use: give --engine ADDRESS for one that runs already, or end the \
                          command with -- and the command that starts one."
-            .to_owned()),
+                .to_owned())
+        }
         ([], command) if tls.is_none() => Ok(EngineSource::Spawn { command: command.to_vec() }),
-        ([], _) => Err("--engine-tls-* is for engines reached by --engine HOST:PORT; an engine started here needs none.".to_owned()),
+        ([], _) => Err(
+            "--engine-tls-* is for engines reached by --engine HOST:PORT; an engine started here needs none."
+                .to_owned(),
+        ),
         (addresses, []) => {
             let open = addresses.iter().find(|address| address.is_tcp());
             if let (Some(address), None, false) = (open, &tls, args.insecure) {
@@ -144,7 +155,9 @@ fn engine_source(args: &Args) -> Result<EngineSource, String> {
                      --engine-tls-ca, --engine-tls-cert and --engine-tls-key, or --insecure to allow it."
                 ));
             }
-            if let Some(twice) = (1..addresses.len()).find(|index| addresses[..*index].contains(&addresses[*index])) {
+            if let Some(twice) =
+                (1..addresses.len()).find(|index| addresses[..*index].contains(&addresses[*index]))
+            {
                 return Err(format!("--engine {} is given twice; name each engine once.", addresses[twice]));
             }
             Ok(EngineSource::Connect { addresses: addresses.to_vec(), tls })
@@ -162,13 +175,17 @@ fn tls_files(args: &Args) -> Result<Option<TlsFiles>, String> {
             }
             Ok(Some(TlsFiles { ca: ca.clone(), cert: cert.clone(), key: key.clone() }))
         }
-        _ => Err("TLS towards engines needs all of --engine-tls-ca, --engine-tls-cert and --engine-tls-key.".to_owned()),
+        _ => Err("TLS towards engines needs all of --engine-tls-ca, --engine-tls-cert and --engine-tls-key."
+            .to_owned()),
     }
 }
 
 fn read(path: &Path) -> Result<String, String> {
     fs::read_to_string(path).map_err(|error| {
-        format!("The file {} cannot be read ({error}); name a text file that this user may read.", path.display())
+        format!(
+            "The file {} cannot be read ({error}); name a text file that this user may read.",
+            path.display()
+        )
     })
 }
 
@@ -195,7 +212,8 @@ fn parse_host(text: &str) -> Result<IpAddr, String> {
         return Ok(IpAddr::V4(Ipv4Addr::LOCALHOST));
     }
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-    bare.parse().map_err(|_| "give an IP address such as 127.0.0.1, 0.0.0.0 or ::1, or \"localhost\"".to_owned())
+    bare.parse()
+        .map_err(|_| "give an IP address such as 127.0.0.1, 0.0.0.0 or ::1, or \"localhost\"".to_owned())
 }
 
 fn parse_count(text: &str) -> Result<usize, String> {
@@ -209,7 +227,11 @@ fn parse_seconds(text: &str) -> Result<Duration, String> {
 
 fn parse_positive_seconds(text: &str) -> Result<Duration, String> {
     parse_seconds(text).and_then(|duration| {
-        if duration >= Duration::from_millis(1) { Ok(duration) } else { Err("give at least 0.001 seconds".to_owned()) }
+        if duration >= Duration::from_millis(1) {
+            Ok(duration)
+        } else {
+            Err("give at least 0.001 seconds".to_owned())
+        }
     })
 }
 
@@ -239,7 +261,8 @@ mod tests {
 
     #[test]
     fn a_command_after_two_dashes_is_taken_as_it_is() {
-        let (config, logging) = parse_line("--port 0 --drain-timeout 0.2 -- python -m rung --port 9 -- x").unwrap();
+        let (config, logging) =
+            parse_line("--port 0 --drain-timeout 0.2 -- python -m rung --port 9 -- x").unwrap();
         let EngineSource::Spawn { command } = config.engine else { panic!("{:?}", config.engine) };
         assert_eq!(command, ["python", "-m", "rung", "--port", "9", "--", "x"]);
         assert_eq!(config.listen, SocketAddr::from(([127, 0, 0, 1], 0)));
@@ -289,7 +312,8 @@ mod tests {
     #[test]
     fn keys_come_from_a_file_that_has_some() {
         let keys = file("# team a\nkey-1\n\n  key-2  \n");
-        let (config, _) = parse_line(&format!("--host :: --api-key-file {} -- x", keys.path().display())).unwrap();
+        let (config, _) =
+            parse_line(&format!("--host :: --api-key-file {} -- x", keys.path().display())).unwrap();
         assert_eq!(config.api_keys, ["key-1", "key-2"]);
         for (content, hint) in [("# none\n", "holds no key"), ("good\nbad key\n", "Key 2")] {
             let keys = file(content);
@@ -301,7 +325,9 @@ mod tests {
     #[test]
     fn the_log_filter_comes_from_the_environment() {
         let arguments = || ["rung-frontend", "--", "x"].map(OsString::from);
-        let with = |value: &'static str| parse(arguments(), move |name| (name == "RUNG_LOG").then(|| value.to_owned()));
+        let with = |value: &'static str| {
+            parse(arguments(), move |name| (name == "RUNG_LOG").then(|| value.to_owned()))
+        };
         assert_eq!(with("debug").unwrap().1.filter, "debug");
         assert_eq!(with("").unwrap().1.filter, DEFAULT_LOG_FILTER);
         assert!(matches!(with("a=b=c"), Err(ConfigError::Wrong(message)) if message.contains("RUNG_LOG")));
@@ -310,7 +336,12 @@ mod tests {
     #[test]
     fn help_and_version_are_no_errors() {
         let version = parse_line("--version").unwrap_err();
-        assert_eq!(version, ConfigError::Information(format!("rung-frontend {}\n", env!("CARGO_PKG_VERSION"))));
-        assert!(matches!(parse_line("--help"), Err(ConfigError::Information(help)) if help.contains("--drain-timeout")));
+        assert_eq!(
+            version,
+            ConfigError::Information(format!("rung-frontend {}\n", env!("CARGO_PKG_VERSION")))
+        );
+        assert!(
+            matches!(parse_line("--help"), Err(ConfigError::Information(help)) if help.contains("--drain-timeout"))
+        );
     }
 }

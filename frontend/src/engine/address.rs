@@ -49,32 +49,18 @@ impl FromStr for EngineAddress {
             return Ok(Self::Unix(PathBuf::from(path)));
         }
         let malformed = || {
-            format!(
-                "The engine address {text:?} is neither unix:PATH nor HOST:PORT, such as engine-0:8100."
-            )
+            format!("The engine address {text:?} is neither unix:PATH nor HOST:PORT, such as engine-0:8100.")
         };
         let (host, port) = text.rsplit_once(':').ok_or_else(malformed)?;
-        let bare = host
-            .strip_prefix('[')
-            .and_then(|host| host.strip_suffix(']'));
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let plain = !host.is_empty()
-            && host
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
-        let port: u16 = port
-            .parse()
-            .ok()
-            .filter(|port| *port > 0)
-            .ok_or_else(malformed)?;
+            && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte));
+        let port: u16 = port.parse().ok().filter(|port| *port > 0).ok_or_else(malformed)?;
         match bare {
-            Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => Ok(Self::Tcp {
-                host: v6.to_owned(),
-                port,
-            }),
-            None if plain => Ok(Self::Tcp {
-                host: host.to_owned(),
-                port,
-            }),
+            Some(v6) if v6.parse::<std::net::Ipv6Addr>().is_ok() => {
+                Ok(Self::Tcp { host: v6.to_owned(), port })
+            }
+            None if plain => Ok(Self::Tcp { host: host.to_owned(), port }),
             _ => Err(malformed()),
         }
     }
@@ -96,22 +82,10 @@ mod tests {
 
     #[test]
     fn addresses_survive_a_round_trip() {
-        for text in [
-            "unix:/run/engine.sock",
-            "engine-0.rung:8100",
-            "127.0.0.1:1",
-            "[::1]:65535",
-        ] {
-            assert_eq!(
-                text.parse::<EngineAddress>()
-                    .map(|address| address.to_string()),
-                Ok(text.to_owned())
-            );
+        for text in ["unix:/run/engine.sock", "engine-0.rung:8100", "127.0.0.1:1", "[::1]:65535"] {
+            assert_eq!(text.parse::<EngineAddress>().map(|address| address.to_string()), Ok(text.to_owned()));
         }
-        assert_eq!(
-            "unix:///run/a".parse(),
-            Ok(EngineAddress::Unix(PathBuf::from("/run/a")))
-        );
+        assert_eq!("unix:///run/a".parse(), Ok(EngineAddress::Unix(PathBuf::from("/run/a"))));
     }
 
     #[test]

@@ -41,10 +41,7 @@ mod tests {
         let mut backoff = Backoff::new();
         for step in [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0] {
             let delay = backoff.after(None).as_secs_f64();
-            assert!(
-                (step / 2.0..=step).contains(&delay),
-                "{delay} is not within half and all of {step}"
-            );
+            assert!((step / 2.0..=step).contains(&delay), "{delay} is not within half and all of {step}");
         }
         let working_since = Instant::now();
         tokio::time::advance(STABLE / 2).await;

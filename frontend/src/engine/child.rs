@@ -32,13 +32,8 @@ impl EngineChild {
             .process_group(0)
             .spawn()?;
         let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
-        let pid =
-            pid.ok_or_else(|| io::Error::other("the process ended before it had a number"))?;
-        Ok(Self {
-            pid,
-            _lifeline: child.stdin.take(),
-            child,
-        })
+        let pid = pid.ok_or_else(|| io::Error::other("the process ended before it had a number"))?;
+        Ok(Self { pid, _lifeline: child.stdin.take(), child })
     }
 
     pub(super) fn id(&self) -> i32 {

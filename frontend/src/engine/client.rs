@@ -48,16 +48,10 @@ pub struct EngineClient {
 
 impl EngineClient {
     /// Connects.
-    pub async fn connect(
-        address: &EngineAddress,
-        tls: Option<&TlsFiles>,
-    ) -> Result<Self, ClientError> {
+    pub async fn connect(address: &EngineAddress, tls: Option<&TlsFiles>) -> Result<Self, ClientError> {
         let endpoint = endpoint(address, tls).await?;
         let channel = endpoint.connect().await.map_err(|error| {
-            ClientError::Unreachable(format!(
-                "{address} cannot be reached: {}.",
-                root_cause(&error)
-            ))
+            ClientError::Unreachable(format!("{address} cannot be reached: {}.", root_cause(&error)))
         })?;
         Ok(Self::over(channel))
     }
@@ -77,13 +71,10 @@ impl EngineClient {
 
     /// What the engine serves, checked.
     pub async fn describe(&self) -> Result<Description, ClientError> {
-        let response = timeout(
-            REPLY_TIMEOUT,
-            self.rpc.clone().describe(proto::DescribeRequest {}),
-        )
-        .await
-        .map_err(|_| ClientError::Unreachable("The engine does not answer Describe.".to_owned()))?
-        .map_err(|status| unreachable("Describe", &status))?;
+        let response = timeout(REPLY_TIMEOUT, self.rpc.clone().describe(proto::DescribeRequest {}))
+            .await
+            .map_err(|_| ClientError::Unreachable("The engine does not answer Describe.".to_owned()))?
+            .map_err(|status| unreachable("Describe", &status))?;
         convert::description(response.into_inner()).map_err(ClientError::Incompatible)
     }
 
@@ -100,12 +91,8 @@ impl EngineClient {
     }
 
     async fn fetch(&self, file: &TokenizerFile) -> Result<Bytes, ClientError> {
-        let request = proto::FetchTokenizerRequest {
-            name: file.name.clone(),
-        };
-        let late = |_| {
-            ClientError::Unreachable(format!("The engine does not send {} in time.", file.name))
-        };
+        let request = proto::FetchTokenizerRequest { name: file.name.clone() };
+        let late = |_| ClientError::Unreachable(format!("The engine does not send {} in time.", file.name));
         let failed = |status: Status| unreachable("FetchTokenizer", &status);
         let mut chunks = timeout(REPLY_TIMEOUT, self.rpc.clone().fetch_tokenizer(request))
             .await
@@ -113,23 +100,17 @@ impl EngineClient {
             .map_err(failed)?
             .into_inner();
         let mut content = BytesMut::new();
-        while let Some(message) = timeout(REPLY_TIMEOUT, chunks.message())
-            .await
-            .map_err(late)?
-            .map_err(failed)?
+        while let Some(message) =
+            timeout(REPLY_TIMEOUT, chunks.message()).await.map_err(late)?.map_err(failed)?
         {
             content.extend_from_slice(&message.chunk);
             if content.len() as u64 > file.size_bytes {
                 break;
             }
         }
-        let damaged =
-            |what: String| ClientError::Incompatible(format!("The engine's {} {what}.", file.name));
+        let damaged = |what: String| ClientError::Incompatible(format!("The engine's {} {what}.", file.name));
         if content.len() as u64 != file.size_bytes {
-            return Err(damaged(format!(
-                "has another size than the {} bytes announced",
-                file.size_bytes
-            )));
+            return Err(damaged(format!("has another size than the {} bytes announced", file.size_bytes)));
         }
         if Sha256::digest(&content)[..] != file.sha256 {
             return Err(damaged("has another hash than announced".to_owned()));
@@ -138,18 +119,14 @@ impl EngineClient {
     }
 }
 
-async fn endpoint(
-    address: &EngineAddress,
-    tls: Option<&TlsFiles>,
-) -> Result<Endpoint, ClientError> {
+async fn endpoint(address: &EngineAddress, tls: Option<&TlsFiles>) -> Result<Endpoint, ClientError> {
     let uri = match (address, tls) {
         (EngineAddress::Unix(_), _) => address.to_string(),
         (EngineAddress::Tcp { .. }, None) => format!("http://{address}"),
         (EngineAddress::Tcp { .. }, Some(_)) => format!("https://{address}"),
     };
-    let malformed = |error: &dyn Error| {
-        ClientError::Incompatible(format!("{address} cannot be used: {error}."))
-    };
+    let malformed =
+        |error: &dyn Error| ClientError::Incompatible(format!("{address} cannot be used: {error}."));
     let mut endpoint = Endpoint::from_shared(uri)
         .map_err(|error| malformed(&error))?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -165,9 +142,7 @@ async fn endpoint(
         .keep_alive_while_idle(true);
     if let Some(files) = tls {
         let config = tls_config(files).await?.domain_name(host);
-        endpoint = endpoint
-            .tls_config(config)
-            .map_err(|error| malformed(&error))?;
+        endpoint = endpoint.tls_config(config).map_err(|error| malformed(&error))?;
     }
     Ok(endpoint)
 }
@@ -175,15 +150,11 @@ async fn endpoint(
 /// Read at each connection, so that renewed certificates are picked up.
 async fn tls_config(files: &TlsFiles) -> Result<ClientTlsConfig, ClientError> {
     let read = async |path: &std::path::Path| {
-        tokio::fs::read(path).await.map_err(|error| {
-            ClientError::Unreachable(format!("{} cannot be read: {error}.", path.display()))
-        })
+        tokio::fs::read(path)
+            .await
+            .map_err(|error| ClientError::Unreachable(format!("{} cannot be read: {error}.", path.display())))
     };
-    let (ca, cert, key) = (
-        read(&files.ca).await?,
-        read(&files.cert).await?,
-        read(&files.key).await?,
-    );
+    let (ca, cert, key) = (read(&files.ca).await?, read(&files.cert).await?, read(&files.key).await?);
     Ok(ClientTlsConfig::new()
         .ca_certificate(Certificate::from_pem(ca))
         .identity(Identity::from_pem(cert, key)))

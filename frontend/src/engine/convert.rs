@@ -50,19 +50,14 @@ pub(super) fn column_of(values: impl ExactSizeIterator<Item = u32>) -> Bytes {
 }
 
 /// The message for a request, without handles. Refuses what the engine has said it cannot do.
-pub(super) fn submit(
-    request: &GenerateRequest,
-    facts: &ModelFacts,
-) -> Result<proto::Submit, EngineError> {
+pub(super) fn submit(request: &GenerateRequest, facts: &ModelFacts) -> Result<proto::Submit, EngineError> {
     check_request(request, facts)?;
     Ok(proto::Submit {
         handles: Vec::new(),
         prompt_ids: column_of(request.prompt_ids.iter().copied()),
         sampling: Some(sampling(&request.sampling)),
         stopping: Some(stopping(&request.stopping)),
-        logprobs: request
-            .top_logprobs
-            .map(|top_n| proto::LogprobRequest { top_n: Some(top_n) }),
+        logprobs: request.top_logprobs.map(|top_n| proto::LogprobRequest { top_n: Some(top_n) }),
     })
 }
 
@@ -75,9 +70,7 @@ fn check_request(request: &GenerateRequest, facts: &ModelFacts) -> Result<(), En
         )));
     }
     if request.prompt_ids.is_empty() {
-        return Err(invalid(
-            "The prompt is empty; it needs at least one token.".to_owned(),
-        ));
+        return Err(invalid("The prompt is empty; it needs at least one token.".to_owned()));
     }
     if request.prompt_ids.len() >= facts.max_model_len as usize {
         return Err(EngineError {
@@ -111,9 +104,9 @@ fn check_request(request: &GenerateRequest, facts: &ModelFacts) -> Result<(), En
         )));
     }
     match request.top_logprobs {
-        Some(_) if !facts.supports_logprobs => Err(invalid(
-            "This engine cannot give logprobs; ask without them.".to_owned(),
-        )),
+        Some(_) if !facts.supports_logprobs => {
+            Err(invalid("This engine cannot give logprobs; ask without them.".to_owned()))
+        }
         Some(top_n) if top_n > limits.max_top_logprobs => Err(invalid(format!(
             "At most {} alternatives per token can be given, not {top_n}.",
             limits.max_top_logprobs
@@ -123,10 +116,7 @@ fn check_request(request: &GenerateRequest, facts: &ModelFacts) -> Result<(), En
 }
 
 /// Refuses a message that is larger than the engine takes.
-pub(super) fn check_submit_size(
-    encoded_bytes: usize,
-    limits: &EngineLimits,
-) -> Result<(), EngineError> {
+pub(super) fn check_submit_size(encoded_bytes: usize, limits: &EngineLimits) -> Result<(), EngineError> {
     if encoded_bytes <= limits.max_submit_bytes as usize {
         return Ok(());
     }
@@ -155,10 +145,7 @@ fn stopping(stopping: &Stopping) -> proto::Stopping {
 }
 
 fn invalid(message: String) -> EngineError {
-    EngineError {
-        code: EngineErrorCode::InvalidArgument,
-        message,
-    }
+    EngineError { code: EngineErrorCode::InvalidArgument, message }
 }
 
 /// An engine's error. A code that we do not know is an internal error.
@@ -187,18 +174,12 @@ pub(super) fn description(response: proto::DescribeResponse) -> Result<Descripti
         return Err(format!(
             "The engine (version {}) speaks protocol {}, but this frontend (version {}) speaks protocol {PROTOCOL}; \
              install the same version of both.",
-            if response.engine_version.is_empty() {
-                "unknown"
-            } else {
-                &response.engine_version
-            },
+            if response.engine_version.is_empty() { "unknown" } else { &response.engine_version },
             response.protocol,
             env!("CARGO_PKG_VERSION"),
         ));
     }
-    let supports_logprobs = response
-        .capabilities()
-        .any(|bit| bit == proto::Capability::Logprobs);
+    let supports_logprobs = response.capabilities().any(|bit| bit == proto::Capability::Logprobs);
     let model = response.model.ok_or("The engine describes no model.")?;
     let limits = limits(&response.limits.ok_or("The engine announces no limits.")?)?;
     let default_sampling = default_sampling(model.default_sampling.unwrap_or_default())?;
@@ -217,11 +198,8 @@ pub(super) fn description(response: proto::DescribeResponse) -> Result<Descripti
             model.max_model_len
         ));
     }
-    if let Some(id) = model
-        .eos_token_ids
-        .iter()
-        .chain(&model.bos_token_id)
-        .find(|id| **id >= model.vocab_size)
+    if let Some(id) =
+        model.eos_token_ids.iter().chain(&model.bos_token_id).find(|id| **id >= model.vocab_size)
     {
         return Err(format!(
             "The engine names special token {id}, but its ids are below {}.",
@@ -243,10 +221,7 @@ pub(super) fn description(response: proto::DescribeResponse) -> Result<Descripti
         limits,
         supports_logprobs,
     };
-    Ok(Description {
-        facts,
-        tokenizer_files: tokenizer_files(response.tokenizer_files)?,
-    })
+    Ok(Description { facts, tokenizer_files: tokenizer_files(response.tokenizer_files)? })
 }
 
 fn limits(limits: &proto::Limits) -> Result<EngineLimits, String> {
@@ -256,9 +231,7 @@ fn limits(limits: &proto::Limits) -> Result<EngineLimits, String> {
         ("max_samples", limits.max_samples),
     ];
     if let Some((name, _)) = needed.iter().find(|(_, value)| *value == 0) {
-        return Err(format!(
-            "The engine announces a limit {name} of 0; nothing could be served."
-        ));
+        return Err(format!("The engine announces a limit {name} of 0; nothing could be served."));
     }
     Ok(EngineLimits {
         max_submit_bytes: limits.max_submit_bytes,
@@ -271,16 +244,10 @@ fn limits(limits: &proto::Limits) -> Result<EngineLimits, String> {
 }
 
 fn default_sampling(sampling: proto::Sampling) -> Result<Sampling, String> {
-    let temperature_fits = sampling
-        .temperature
-        .is_none_or(|value| (0.0..=100.0).contains(&value));
-    let top_p_fits = sampling
-        .top_p
-        .is_none_or(|value| value > 0.0 && value <= 1.0);
+    let temperature_fits = sampling.temperature.is_none_or(|value| (0.0..=100.0).contains(&value));
+    let top_p_fits = sampling.top_p.is_none_or(|value| value > 0.0 && value <= 1.0);
     if !temperature_fits || !top_p_fits {
-        return Err(
-            "The engine recommends a temperature or top_p that is out of range.".to_owned(),
-        );
+        return Err("The engine recommends a temperature or top_p that is out of range.".to_owned());
     }
     Ok(Sampling {
         temperature: sampling.temperature,
@@ -308,11 +275,7 @@ fn tokenizer_files(files: Vec<proto::TokenizerFile>) -> Result<Vec<TokenizerFile
             }
             let sha256 = <[u8; 32]>::try_from(file.sha256.as_ref())
                 .map_err(|_| format!("The engine's hash of {} is not 32 bytes long.", file.name))?;
-            Ok(TokenizerFile {
-                name: file.name,
-                size_bytes: file.size_bytes,
-                sha256,
-            })
+            Ok(TokenizerFile { name: file.name, size_bytes: file.size_bytes, sha256 })
         })
         .collect()
 }

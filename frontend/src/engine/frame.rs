@@ -13,14 +13,8 @@ use super::{convert, proto::FinishReason};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum RowEvent {
     Started(Started),
-    Tokens {
-        ids: Vec<u32>,
-        logprobs: Vec<TokenLogprobs>,
-    },
-    Finished {
-        finish: EngineFinish,
-        completion_tokens: u32,
-    },
+    Tokens { ids: Vec<u32>, logprobs: Vec<TokenLogprobs> },
+    Finished { finish: EngineFinish, completion_tokens: u32 },
 }
 
 /// Something wrong that concerns one handle.
@@ -85,17 +79,12 @@ pub(super) fn report(step: &proto::Step) -> StepReport {
 /// The events of a Step whose ids must be below `vocab_size`.
 pub(super) fn decode(step: &proto::Step, vocab_size: u32) -> Frame {
     let mut frame = Frame::default();
-    frame
-        .events
-        .reserve(step.started.len() + step.handles.len() / 4 + step.finished.len());
+    frame.events.reserve(step.started.len() + step.handles.len() / 4 + step.finished.len());
     for started in &step.started {
         frame.started(*started);
     }
     if let Err(reason) = frame.rows(step, vocab_size) {
-        return Frame {
-            events: Vec::new(),
-            faults: all_named(step, &reason),
-        };
+        return Frame { events: Vec::new(), faults: all_named(step, &reason) };
     }
     for finished in &step.finished {
         frame.finished(finished, vocab_size);
@@ -106,10 +95,8 @@ pub(super) fn decode(step: &proto::Step, vocab_size: u32) -> Frame {
 impl Frame {
     fn started(&mut self, started: proto::Started) {
         if started.cached_tokens > started.prompt_tokens {
-            let reason = format!(
-                "it reused {} of {} prompt tokens",
-                started.cached_tokens, started.prompt_tokens
-            );
+            let reason =
+                format!("it reused {} of {} prompt tokens", started.cached_tokens, started.prompt_tokens);
             self.fault(started.handle, reason, false);
             return;
         }
@@ -127,11 +114,7 @@ impl Frame {
         let counts = Column::new(&step.token_counts, "token_counts")?;
         let mut token_ids = Column::new(&step.token_ids, "token_ids")?;
         if handles.len() != counts.len() {
-            return Err(format!(
-                "there are {} handles but {} token counts",
-                handles.len(),
-                counts.len()
-            ));
+            return Err(format!("there are {} handles but {} token counts", handles.len(), counts.len()));
         }
         expect_total(counts, &token_ids, "token ids")?;
         let mut logprobs = step.logprobs.as_ref().map(LogprobRows::new).transpose()?;
@@ -143,13 +126,7 @@ impl Frame {
             };
             match wrong_value(&ids, &row_logprobs, vocab_size) {
                 Some(reason) => self.fault(handle, reason, false),
-                None => self.events.push((
-                    handle,
-                    RowEvent::Tokens {
-                        ids,
-                        logprobs: row_logprobs,
-                    },
-                )),
+                None => self.events.push((handle, RowEvent::Tokens { ids, logprobs: row_logprobs })),
             }
         }
         logprobs.map_or(Ok(()), |columns| columns.finish())
@@ -166,58 +143,35 @@ impl Frame {
                 EngineFinish::Error(convert::engine_error(error.clone()))
             }
             (reason, ..) => {
-                let reason = format!(
-                    "it ended with {} and fields that do not belong to it",
-                    reason.as_str_name()
-                );
+                let reason =
+                    format!("it ended with {} and fields that do not belong to it", reason.as_str_name());
                 self.fault(finished.handle, reason, true);
                 return;
             }
         };
-        let event = RowEvent::Finished {
-            finish,
-            completion_tokens: finished.completion_tokens,
-        };
+        let event = RowEvent::Finished { finish, completion_tokens: finished.completion_tokens };
         self.events.push((finished.handle, event));
     }
 
     fn fault(&mut self, handle: u32, reason: String, ended: bool) {
-        self.faults.push(Fault {
-            handle,
-            reason,
-            ended,
-        });
+        self.faults.push(Fault { handle, reason, ended });
     }
 }
 
 fn wrong_value(ids: &[u32], logprobs: &[TokenLogprobs], vocab_size: u32) -> Option<String> {
     let alternatives = logprobs.iter().flat_map(|token| token.top.iter());
-    if let Some(id) = ids
-        .iter()
-        .chain(alternatives.clone().map(|(id, _)| id))
-        .find(|id| **id >= vocab_size)
-    {
+    if let Some(id) = ids.iter().chain(alternatives.clone().map(|(id, _)| id)).find(|id| **id >= vocab_size) {
         return Some(format!("token id {id} is not below {vocab_size}"));
     }
-    let mut values = logprobs
-        .iter()
-        .map(|token| token.chosen)
-        .chain(alternatives.map(|(_, logprob)| *logprob));
-    values
-        .find(|value| !value.is_finite())
-        .map(|value| format!("a logprob is {value}"))
+    let mut values =
+        logprobs.iter().map(|token| token.chosen).chain(alternatives.map(|(_, logprob)| *logprob));
+    values.find(|value| !value.is_finite()).map(|value| format!("a logprob is {value}"))
 }
 
 /// Every handle that a frame names anywhere, as far as it can be read.
 fn all_named(step: &proto::Step, reason: &str) -> Vec<Fault> {
-    let readable = |bytes: &[u8]| {
-        bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|chunk| u32::from_le_bytes(*chunk))
-            .collect()
-    };
+    let readable =
+        |bytes: &[u8]| bytes.as_chunks::<4>().0.iter().map(|chunk| u32::from_le_bytes(*chunk)).collect();
     let mut open: Vec<u32> = readable(&step.handles);
     if let Some(logprobs) = &step.logprobs {
         open.extend::<Vec<u32>>(readable(&logprobs.handles));
@@ -227,11 +181,7 @@ fn all_named(step: &proto::Step, reason: &str) -> Vec<Fault> {
     // Ended ones first: the ledger forgets a handle at its first fault that ends it.
     ended
         .chain(open.into_iter().map(|handle| (handle, false)))
-        .map(|(handle, ended)| Fault {
-            handle,
-            reason: reason.to_owned(),
-            ended,
-        })
+        .map(|(handle, ended)| Fault { handle, reason: reason.to_owned(), ended })
         .collect()
 }
 
@@ -257,11 +207,7 @@ impl<'a> LogprobRows<'a> {
             return Err("logprobs and counts of alternatives differ in number".to_owned());
         }
         expect_total(rows.top_counts, &rows.top_ids, "alternatives")?;
-        expect_total(
-            rows.top_counts,
-            &rows.top_logprobs,
-            "logprobs of alternatives",
-        )?;
+        expect_total(rows.top_counts, &rows.top_logprobs, "logprobs of alternatives")?;
         Ok(rows)
     }
 
@@ -279,14 +225,8 @@ impl<'a> LogprobRows<'a> {
             .map(|(chosen, count)| {
                 let ids = self.top_ids.take(count)?;
                 let logprobs = self.top_logprobs.take(count)?;
-                let top = ids
-                    .iter()
-                    .zip(logprobs.iter().map(f32::from_bits))
-                    .collect();
-                Ok(TokenLogprobs {
-                    chosen: f32::from_bits(chosen),
-                    top,
-                })
+                let top = ids.iter().zip(logprobs.iter().map(f32::from_bits)).collect();
+                Ok(TokenLogprobs { chosen: f32::from_bits(chosen), top })
             })
             .collect()
     }
@@ -307,10 +247,7 @@ impl<'a> Column<'a> {
     fn new(bytes: &'a [u8], name: &str) -> Result<Self, String> {
         match bytes.as_chunks::<4>() {
             (values, []) => Ok(Self(values)),
-            _ => Err(format!(
-                "{name} has {} bytes, which is no column of 4-byte values",
-                bytes.len()
-            )),
+            _ => Err(format!("{name} has {} bytes, which is no column of 4-byte values", bytes.len())),
         }
     }
 
@@ -327,10 +264,8 @@ impl<'a> Column<'a> {
     }
 
     fn take(&mut self, count: u32) -> Result<Self, String> {
-        let (head, tail) = self
-            .0
-            .split_at_checked(count as usize)
-            .ok_or("a column is too short for its rows")?;
+        let (head, tail) =
+            self.0.split_at_checked(count as usize).ok_or("a column is too short for its rows")?;
         self.0 = tail;
         Ok(Self(head))
     }
@@ -341,8 +276,5 @@ fn expect_total(counts: Column<'_>, values: &Column<'_>, what: &str) -> Result<(
     if total == values.len() as u64 {
         return Ok(());
     }
-    Err(format!(
-        "the counts add up to {total} but there are {} {what}",
-        values.len()
-    ))
+    Err(format!("the counts add up to {total} but there are {} {what}", values.len()))
 }

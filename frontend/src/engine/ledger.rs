@@ -8,9 +8,7 @@ use prost::Message;
 
 use super::frame::{Fault, Frame, RowEvent};
 use super::generation::GenerationSink;
-use super::types::{
-    EngineError, EngineErrorCode, EngineFinish, GenerateRequest, ModelFacts, SampleDelta,
-};
+use super::types::{EngineError, EngineErrorCode, EngineFinish, GenerateRequest, ModelFacts, SampleDelta};
 use super::{convert, proto};
 
 /// Submits that may wait for the stream to take them.
@@ -110,14 +108,8 @@ impl Ledger {
         }
         let ticket = self.next_ticket;
         self.next_ticket += 1;
-        let context_room = facts
-            .max_model_len
-            .saturating_sub(request.prompt_ids.len() as u32);
-        let room = request
-            .stopping
-            .max_tokens
-            .unwrap_or(u32::MAX)
-            .min(context_room);
+        let context_room = facts.max_model_len.saturating_sub(request.prompt_ids.len() as u32);
+        let room = request.stopping.max_tokens.unwrap_or(u32::MAX).min(context_room);
         let (value, sink) = pair(message.handles.clone());
         for (sample, handle) in (0..).zip(&message.handles) {
             let row = OpenRow {
@@ -136,14 +128,7 @@ impl Ledger {
         let wanted = message.handles.len();
         self.num_open += wanted;
         self.queued_bytes += bytes;
-        self.queue.insert(
-            ticket,
-            QueuedSubmit {
-                message,
-                bytes,
-                wanted,
-            },
-        );
+        self.queue.insert(ticket, QueuedSubmit { message, bytes, wanted });
         Ok(value)
     }
 
@@ -203,13 +188,9 @@ impl Ledger {
             Message::Submit(queued.message)
         } else {
             let handles = std::mem::take(&mut self.aborts);
-            Message::Abort(proto::Abort {
-                handles: convert::column_of(handles.into_iter()),
-            })
+            Message::Abort(proto::Abort { handles: convert::column_of(handles.into_iter()) })
         };
-        Some(proto::SessionRequest {
-            message: Some(message),
-        })
+        Some(proto::SessionRequest { message: Some(message) })
     }
 
     fn mark_written(&mut self, handles: &[u32]) {
@@ -242,14 +223,7 @@ impl Ledger {
                             self.forget(handle);
                         }
                     }
-                    Err(reason) => self.fault(
-                        &Fault {
-                            handle,
-                            reason,
-                            ended,
-                        },
-                        &mut applied,
-                    ),
+                    Err(reason) => self.fault(&Fault { handle, reason, ended }, &mut applied),
                 },
                 Some(Row::Aborted { ticket: None }) => {
                     // A cancelled row's end is what we asked for; anything else came too late.
@@ -271,10 +245,7 @@ impl Ledger {
                 applied.faults += 1;
                 open.fail(EngineError {
                     code: EngineErrorCode::Internal,
-                    message: format!(
-                        "The engine broke the protocol for this request: {}.",
-                        fault.reason
-                    ),
+                    message: format!("The engine broke the protocol for this request: {}.", fault.reason),
                 });
                 if !fault.ended {
                     self.abort(fault.handle);
@@ -332,13 +303,7 @@ impl Ledger {
 impl OpenRow {
     fn fail(&self, error: EngineError) {
         let finish = Some(EngineFinish::Error(error));
-        self.sink.push(
-            self.sample,
-            SampleDelta {
-                finish,
-                ..SampleDelta::default()
-            },
-        );
+        self.sink.push(self.sample, SampleDelta { finish, ..SampleDelta::default() });
     }
 
     /// Checks an event against what this row asked for and has received.
@@ -349,10 +314,7 @@ impl OpenRow {
                     return Err("it started twice or after its first token".to_owned());
                 }
                 self.started = true;
-                Ok(SampleDelta {
-                    started: Some(started),
-                    ..SampleDelta::default()
-                })
+                Ok(SampleDelta { started: Some(started), ..SampleDelta::default() })
             }
             RowEvent::Tokens { ids, logprobs } => {
                 if self.last_seq == seq {
@@ -361,27 +323,14 @@ impl OpenRow {
                 self.last_seq = seq;
                 self.check_logprobs(ids.len(), &logprobs)?;
                 let count = ids.len() as u32;
-                self.room = self
-                    .room
-                    .checked_sub(count)
-                    .ok_or("it has more tokens than were asked for")?;
+                self.room = self.room.checked_sub(count).ok_or("it has more tokens than were asked for")?;
                 self.received += count;
                 self.last_token = ids.last().copied().or(self.last_token);
-                Ok(SampleDelta {
-                    token_ids: ids,
-                    logprobs,
-                    ..SampleDelta::default()
-                })
+                Ok(SampleDelta { token_ids: ids, logprobs, ..SampleDelta::default() })
             }
-            RowEvent::Finished {
-                finish,
-                completion_tokens,
-            } => {
+            RowEvent::Finished { finish, completion_tokens } => {
                 self.check_finish(&finish, completion_tokens)?;
-                Ok(SampleDelta {
-                    finish: Some(finish),
-                    ..SampleDelta::default()
-                })
+                Ok(SampleDelta { finish: Some(finish), ..SampleDelta::default() })
             }
         }
     }
@@ -391,20 +340,12 @@ impl OpenRow {
         num_tokens: usize,
         logprobs: &[super::types::TokenLogprobs],
     ) -> Result<(), String> {
-        let (expected, top_n) = self
-            .top_logprobs
-            .map_or((0, 0), |top_n| (num_tokens, top_n as usize));
+        let (expected, top_n) = self.top_logprobs.map_or((0, 0), |top_n| (num_tokens, top_n as usize));
         if logprobs.len() != expected {
-            return Err(format!(
-                "{num_tokens} tokens came with {} logprobs",
-                logprobs.len()
-            ));
+            return Err(format!("{num_tokens} tokens came with {} logprobs", logprobs.len()));
         }
         match logprobs.iter().find(|token| token.top.len() > top_n) {
-            Some(token) => Err(format!(
-                "{} alternatives came where {top_n} were asked for",
-                token.top.len()
-            )),
+            Some(token) => Err(format!("{} alternatives came where {top_n} were asked for", token.top.len())),
             None => Ok(()),
         }
     }
@@ -412,21 +353,14 @@ impl OpenRow {
     /// A count that differs means that tokens were lost on the way.
     fn check_finish(&self, finish: &EngineFinish, completion_tokens: u32) -> Result<(), String> {
         match finish {
-            EngineFinish::Stop { token_id } if self.last_token != Some(*token_id) => Err(format!(
-                "it stopped at token {token_id}, which is not its last"
-            )),
-            EngineFinish::Stop { .. } | EngineFinish::Length
-                if completion_tokens != self.received =>
-            {
-                Err(format!(
-                    "it ended after {completion_tokens} tokens of which {} arrived",
-                    self.received
-                ))
+            EngineFinish::Stop { token_id } if self.last_token != Some(*token_id) => {
+                Err(format!("it stopped at token {token_id}, which is not its last"))
+            }
+            EngineFinish::Stop { .. } | EngineFinish::Length if completion_tokens != self.received => {
+                Err(format!("it ended after {completion_tokens} tokens of which {} arrived", self.received))
             }
             // We asked for no end: the engine gave up on the row without saying why.
-            EngineFinish::Cancelled => {
-                Err("it was cancelled, though nobody asked for that".to_owned())
-            }
+            EngineFinish::Cancelled => Err("it was cancelled, though nobody asked for that".to_owned()),
             _ => Ok(()),
         }
     }

@@ -81,11 +81,7 @@ impl EnginePool {
     }
 
     /// Learns what the engine serves, opens a session and makes the slot ready.
-    pub async fn attach(
-        &self,
-        slot: usize,
-        client: &EngineClient,
-    ) -> Result<Attached<'_>, ClientError> {
+    pub async fn attach(&self, slot: usize, client: &EngineClient) -> Result<Attached<'_>, ClientError> {
         let slot = &self.slots[slot];
         let description = client.describe().await?;
         let mut served = self.served.lock().await;
@@ -93,28 +89,19 @@ impl EnginePool {
             if let Some(present) = served.as_ref().filter(|_| self.is_ready()) {
                 same_model(present, &description).map_err(ClientError::Incompatible)?;
             } else {
-                self.model
-                    .store(Some(Arc::new(self.build(client, &description).await?)));
+                self.model.store(Some(Arc::new(self.build(client, &description).await?)));
                 *served = Some(description.clone());
             }
         }
         let observer = Arc::clone(&slot.metrics);
-        let (session, reader) = Session::open(client.rpc(), description.facts, observer)
-            .await
-            .map_err(|status| {
-                ClientError::Unreachable(format!(
-                    "The engine opens no session: {}.",
-                    status.message()
-                ))
+        let (session, reader) =
+            Session::open(client.rpc(), description.facts, observer).await.map_err(|status| {
+                ClientError::Unreachable(format!("The engine opens no session: {}.", status.message()))
             })?;
         slot.session.store(Some(Arc::new(session)));
         slot.metrics.up();
         self.num_ready.send_modify(|count| *count += 1);
-        Ok(Attached {
-            pool: self,
-            slot,
-            reader: Some(reader),
-        })
+        Ok(Attached { pool: self, slot, reader: Some(reader) })
     }
 
     async fn build(
@@ -125,13 +112,10 @@ impl EnginePool {
         let files = client.fetch_tokenizer(&description.tokenizer_files).await?;
         let (name, facts) = (self.served_model_name.clone(), description.facts.clone());
         let built =
-            tokio::task::spawn_blocking(move || ServedModel::build(name.as_deref(), facts, &files))
-                .await;
+            tokio::task::spawn_blocking(move || ServedModel::build(name.as_deref(), facts, &files)).await;
         built
             .map_err(|error| {
-                ClientError::Incompatible(format!(
-                    "The engine's tokenizer cannot be loaded: {error}."
-                ))
+                ClientError::Incompatible(format!("The engine's tokenizer cannot be loaded: {error}."))
             })?
             .map_err(ClientError::Incompatible)
     }
@@ -141,19 +125,11 @@ impl EnginePool {
     }
 
     fn live_sessions(&self) -> impl Iterator<Item = Arc<Session>> {
-        self.slots
-            .iter()
-            .filter_map(|slot| slot.session.load_full())
-            .filter(|session| session.is_live())
+        self.slots.iter().filter_map(|slot| slot.session.load_full()).filter(|session| session.is_live())
     }
 
     /// Connects to an engine that runs elsewhere, again and again, for as long as it is polled.
-    pub async fn keep_connected(
-        &self,
-        slot: usize,
-        address: &EngineAddress,
-        tls: Option<&TlsFiles>,
-    ) {
+    pub async fn keep_connected(&self, slot: usize, address: &EngineAddress, tls: Option<&TlsFiles>) {
         let mut backoff = Backoff::new();
         let mut last_complaint = None;
         loop {
@@ -185,24 +161,14 @@ impl EnginePool {
 
 impl Engine for EnginePool {
     fn model(&self) -> Option<Arc<ServedModel>> {
-        if self.is_ready() {
-            self.model.load_full()
-        } else {
-            None
-        }
+        if self.is_ready() { self.model.load_full() } else { None }
     }
 
     fn submit(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
-        let mut sessions: Vec<_> = self
-            .live_sessions()
-            .map(|session| (session.load(), session))
-            .collect();
+        let mut sessions: Vec<_> = self.live_sessions().map(|session| (session.load(), session)).collect();
         if sessions.is_empty() {
             let message = "No engine is ready; try again in a moment.".to_owned();
-            return Err(EngineError {
-                code: EngineErrorCode::Unavailable,
-                message,
-            });
+            return Err(EngineError { code: EngineErrorCode::Unavailable, message });
         }
         // Among equals, take turns.
         let turn = self.next_slot.fetch_add(1, Ordering::Relaxed) % sessions.len();
@@ -212,10 +178,7 @@ impl Engine for EnginePool {
         for (_, session) in &sessions[1..] {
             match &outcome {
                 Err(error)
-                    if matches!(
-                        error.code,
-                        EngineErrorCode::Unavailable | EngineErrorCode::Overloaded
-                    ) =>
+                    if matches!(error.code, EngineErrorCode::Unavailable | EngineErrorCode::Overloaded) =>
                 {
                     outcome = session.submit(&request);
                 }
@@ -270,10 +233,7 @@ fn same_model(present: &Description, other: &Description) -> Result<(), String> 
         return Ok(());
     }
     let describe = |facts: &ModelFacts| {
-        format!(
-            "{} ({}, context {} tokens)",
-            facts.name, facts.weight_format, facts.max_model_len
-        )
+        format!("{} ({}, context {} tokens)", facts.name, facts.weight_format, facts.max_model_len)
     };
     Err(format!(
         "The engine serves {}, but the engines that are ready serve {}; all engines of one frontend must serve the \

@@ -113,8 +113,8 @@ impl Session {
             Some((message, shared))
         });
         let opened = timeout(SILENCE, rpc.clone().session(outbound)).await;
-        let inbound = opened
-            .map_err(|_| Status::deadline_exceeded("it did not open the session in time"))??;
+        let inbound =
+            opened.map_err(|_| Status::deadline_exceeded("it did not open the session in time"))??;
         let reader = SessionReader {
             shared: Arc::clone(&shared),
             inbound: inbound.into_inner(),
@@ -128,16 +128,10 @@ impl Session {
     /// Starts a generation. Never blocks.
     pub fn submit(&self, request: &GenerateRequest) -> Result<Generation, EngineError> {
         let message = convert::submit(request, &self.facts)?;
-        let generation = self
-            .shared
-            .lock()
-            .submit(request, message, &self.facts, |handles| {
-                let abort = RowAborts {
-                    shared: Arc::clone(&self.shared),
-                    handles,
-                };
-                Generation::new(request.samples, Arc::new(abort))
-            })?;
+        let generation = self.shared.lock().submit(request, message, &self.facts, |handles| {
+            let abort = RowAborts { shared: Arc::clone(&self.shared), handles };
+            Generation::new(request.samples, Arc::new(abort))
+        })?;
         self.shared.wake_writer.notify_one();
         Ok(generation)
     }
@@ -198,10 +192,8 @@ impl Shared {
             EngineErrorCode::Lost,
             format!("The engine was lost while it worked on this request: {reason}."),
         );
-        let unavailable = error(
-            EngineErrorCode::Unavailable,
-            format!("The engine is not available: {reason}."),
-        );
+        let unavailable =
+            error(EngineErrorCode::Unavailable, format!("The engine is not available: {reason}."));
         self.lock().close(&lost, unavailable);
         self.wake_writer.notify_one();
     }
@@ -221,11 +213,7 @@ impl SessionReader {
 
     async fn read(&mut self) -> SessionEnd {
         loop {
-            match self
-                .receive()
-                .await
-                .and_then(|message| self.handle(message))
-            {
+            match self.receive().await.and_then(|message| self.handle(message)) {
                 Ok(()) => {}
                 Err(end) => return end,
             }
@@ -238,12 +226,10 @@ impl SessionReader {
                 continue;
             };
             return match received {
-                Ok(Some(proto::SessionResponse {
-                    message: Some(message),
-                })) => Ok(message),
-                Ok(Some(_)) => Err(SessionEnd::Broken(
-                    "a message is empty or of a kind that is not known".to_owned(),
-                )),
+                Ok(Some(proto::SessionResponse { message: Some(message) })) => Ok(message),
+                Ok(Some(_)) => {
+                    Err(SessionEnd::Broken("a message is empty or of a kind that is not known".to_owned()))
+                }
                 Ok(None) => Err(SessionEnd::Lost("the engine ended the session".to_owned())),
                 Err(status) => Err(SessionEnd::Lost(describe(&status))),
             };
@@ -259,18 +245,10 @@ impl SessionReader {
                     return Err(SessionEnd::Broken("a rejection has no error".to_owned()));
                 };
                 let (handles, []) = rejected.handles.as_chunks::<4>() else {
-                    return Err(SessionEnd::Broken(
-                        "a rejection names no whole handles".to_owned(),
-                    ));
+                    return Err(SessionEnd::Broken("a rejection names no whole handles".to_owned()));
                 };
-                let handles: Vec<u32> = handles
-                    .iter()
-                    .map(|chunk| u32::from_le_bytes(*chunk))
-                    .collect();
-                let unknown = self
-                    .shared
-                    .lock()
-                    .reject(&handles, &convert::engine_error(error));
+                let handles: Vec<u32> = handles.iter().map(|chunk| u32::from_le_bytes(*chunk)).collect();
+                let unknown = self.shared.lock().reject(&handles, &convert::engine_error(error));
                 self.observer.dropped(unknown);
                 Ok(())
             }
@@ -281,10 +259,7 @@ impl SessionReader {
         let report = frame::report(step);
         if report.seq != self.last_seq + 1 {
             // Some row's tokens are missing, and nothing says whose.
-            return Err(SessionEnd::Broken(format!(
-                "step {} came after step {}",
-                report.seq, self.last_seq
-            )));
+            return Err(SessionEnd::Broken(format!("step {} came after step {}", report.seq, self.last_seq)));
         }
         self.last_seq = report.seq;
         let Applied { dropped, faults } = {
@@ -292,23 +267,14 @@ impl SessionReader {
             self.shared.lock().apply(report.seq, frame)
         };
         if faults > 0 {
-            tracing::error!(
-                seq = report.seq,
-                faults,
-                "the engine sent a step that breaks the protocol"
-            );
+            tracing::error!(seq = report.seq, faults, "the engine sent a step that breaks the protocol");
             self.shared.wake_writer.notify_one();
         }
         let stats = &report.stats;
-        self.shared.engine_rows.store(
-            stats.running.saturating_add(stats.waiting),
-            Ordering::Relaxed,
-        );
+        self.shared.engine_rows.store(stats.running.saturating_add(stats.waiting), Ordering::Relaxed);
         self.observer.step(&report, dropped, faults);
         if report.step_age > HUNG_STEP.max(report.predicted_step * HUNG_FACTOR) {
-            return Err(SessionEnd::Hung {
-                age: report.step_age,
-            });
+            return Err(SessionEnd::Hung { age: report.step_age });
         }
         Ok(())
     }
@@ -322,9 +288,5 @@ impl Drop for SessionReader {
 
 fn describe(status: &Status) -> String {
     let message = status.message();
-    if message.is_empty() {
-        status.code().description().to_owned()
-    } else {
-        message.to_owned()
-    }
+    if message.is_empty() { status.code().description().to_owned() } else { message.to_owned() }
 }

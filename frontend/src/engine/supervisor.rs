@@ -48,27 +48,14 @@ pub struct Supervisor<'a> {
 /// How one engine process ended, seen from here.
 enum Life {
     NeverReady(StartError),
-    Lost {
-        end: SessionEnd,
-        ready_since: Instant,
-    },
+    Lost { end: SessionEnd, ready_since: Instant },
 }
 
 impl<'a> Supervisor<'a> {
     /// Prepares a private directory for the socket.
-    pub fn new(
-        command: &'a [String],
-        pool: &'a EnginePool,
-        slot: usize,
-    ) -> Result<Self, StartError> {
+    pub fn new(command: &'a [String], pool: &'a EnginePool, slot: usize) -> Result<Self, StartError> {
         let directory = private_directory().map_err(StartError::Failed)?;
-        Ok(Self {
-            command,
-            pool,
-            slot,
-            directory,
-            starts: 0,
-        })
+        Ok(Self { command, pool, slot, directory, starts: 0 })
     }
 
     /// Runs the engine until `stop`, then ends it. Fails only if the first start does.
@@ -102,10 +89,7 @@ impl<'a> Supervisor<'a> {
     /// One process from start to end; `None` when it was ended because of `stop`.
     async fn live(&mut self, stop: &CancellationToken) -> Option<Life> {
         self.starts += 1;
-        let socket = self
-            .directory
-            .path()
-            .join(format!("engine-{}.sock", self.starts));
+        let socket = self.directory.path().join(format!("engine-{}.sock", self.starts));
         let address = EngineAddress::Unix(socket);
         let mut child = match EngineChild::spawn(self.command, &address.to_string()) {
             Ok(child) => child,
@@ -144,24 +128,15 @@ impl<'a> Supervisor<'a> {
             sleep(LAST_WORDS).await;
             SessionEnd::Exited(in_words(status))
         };
-        Life::Lost {
-            end: attached.run(exited).await,
-            ready_since,
-        }
+        Life::Lost { end: attached.run(exited).await, ready_since }
     }
 
     /// Tries until the engine is ready. Loading takes as long as it takes: the caller watches the
     /// process meanwhile.
-    async fn attach(
-        &self,
-        address: &EngineAddress,
-    ) -> Result<super::pool::Attached<'a>, StartError> {
+    async fn attach(&self, address: &EngineAddress) -> Result<super::pool::Attached<'a>, StartError> {
         loop {
-            let attempt = async {
-                self.pool
-                    .attach(self.slot, &EngineClient::connect(address, None).await?)
-                    .await
-            };
+            let attempt =
+                async { self.pool.attach(self.slot, &EngineClient::connect(address, None).await?).await };
             match attempt.await {
                 Ok(attached) => return Ok(attached),
                 Err(ClientError::Incompatible(reason)) => return Err(StartError::Failed(reason)),
@@ -175,10 +150,7 @@ impl<'a> Supervisor<'a> {
 }
 
 fn early_exit(status: std::io::Result<ExitStatus>) -> StartError {
-    if status
-        .as_ref()
-        .is_ok_and(|status| status.code() == Some(EXIT_WRONG_SETTINGS))
-    {
+    if status.as_ref().is_ok_and(|status| status.code() == Some(EXIT_WRONG_SETTINGS)) {
         return StartError::WrongSettings;
     }
     StartError::Failed(format!(
@@ -188,10 +160,7 @@ fn early_exit(status: std::io::Result<ExitStatus>) -> StartError {
 }
 
 fn in_words(status: std::io::Result<ExitStatus>) -> String {
-    status.map_or_else(
-        |error| format!("it cannot be waited for: {error}"),
-        |status| status.to_string(),
-    )
+    status.map_or_else(|error| format!("it cannot be waited for: {error}"), |status| status.to_string())
 }
 
 /// Readable by this user alone, with room for a socket's name.
@@ -203,7 +172,10 @@ fn private_directory() -> Result<TempDir, String> {
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(parent)
             .map_err(|error| {
-                format!("A directory for the engine's socket cannot be made in {}: {error}.", parent.display())
+                format!(
+                    "A directory for the engine's socket cannot be made in {}: {error}.",
+                    parent.display()
+                )
             })
     };
     let directory = make(&std::env::temp_dir())?;
@@ -223,11 +195,7 @@ mod tests {
         let mode = directory.path().metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o700);
         assert!(
-            directory
-                .path()
-                .join("engine-18446744073709551615.sock")
-                .as_os_str()
-                .len()
+            directory.path().join("engine-18446744073709551615.sock").as_os_str().len()
                 < MAX_SOCKET_PATH_BYTES
         );
     }

@@ -17,9 +17,8 @@ use crate::engine::types::EngineStats;
 type RealGauge = Gauge<f64, AtomicU64>;
 
 /// Seconds from an engine's Step to its reader: 10 us on an idle machine, more when one is behind.
-const BRIDGE_BUCKETS: [f64; 12] = [
-    0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.0,
-];
+const BRIDGE_BUCKETS: [f64; 12] =
+    [0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.05, 0.25, 1.0];
 
 /// Which engine a value is of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -54,9 +53,7 @@ struct BridgeLatency(Family<EngineLabel, Histogram>);
 
 impl Default for BridgeLatency {
     fn default() -> Self {
-        Self(Family::new_with_constructor(|| {
-            Histogram::new(BRIDGE_BUCKETS)
-        }))
+        Self(Family::new_with_constructor(|| Histogram::new(BRIDGE_BUCKETS)))
     }
 }
 
@@ -76,9 +73,7 @@ impl EngineFamilies {
 
     /// The metrics of one engine.
     pub(super) fn of(&self, name: &str, host: EngineHost) -> EngineMetrics {
-        let label = EngineLabel {
-            engine: name.to_owned(),
-        };
+        let label = EngineLabel { engine: name.to_owned() };
         let metrics = EngineMetrics {
             up: self.up.get_or_create_owned(&label),
             running: self.running.get_or_create_owned(&label),
@@ -107,41 +102,13 @@ impl EngineFamilies {
 
     fn register_gauges(&self, registry: &mut Registry) {
         let gauges = [
-            (
-                "rung_engine_up",
-                "Whether the engine is connected and takes requests, 1 or 0",
-                &self.up,
-            ),
-            (
-                "rung_engine_running",
-                "Rows that the engine computes now",
-                &self.running,
-            ),
-            (
-                "rung_engine_waiting",
-                "Rows that wait in the engine",
-                &self.waiting,
-            ),
-            (
-                "rung_engine_kv_blocks_used",
-                "KV blocks in use",
-                &self.kv_blocks_used,
-            ),
-            (
-                "rung_engine_kv_blocks_total",
-                "All KV blocks of the engine",
-                &self.kv_blocks_total,
-            ),
-            (
-                "rung_engine_step_rows",
-                "Rows of the last engine step; 0 when idle",
-                &self.step_rows,
-            ),
-            (
-                "rung_engine_step_tokens",
-                "Tokens of the last engine step; 0 when idle",
-                &self.step_tokens,
-            ),
+            ("rung_engine_up", "Whether the engine is connected and takes requests, 1 or 0", &self.up),
+            ("rung_engine_running", "Rows that the engine computes now", &self.running),
+            ("rung_engine_waiting", "Rows that wait in the engine", &self.waiting),
+            ("rung_engine_kv_blocks_used", "KV blocks in use", &self.kv_blocks_used),
+            ("rung_engine_kv_blocks_total", "All KV blocks of the engine", &self.kv_blocks_total),
+            ("rung_engine_step_rows", "Rows of the last engine step; 0 when idle", &self.step_rows),
+            ("rung_engine_step_tokens", "Tokens of the last engine step; 0 when idle", &self.step_tokens),
             (
                 "vllm:num_requests_running",
                 "As rung_engine_running, under the name that autoscalers know",
@@ -157,11 +124,7 @@ impl EngineFamilies {
             registry.register(name, help, family.clone());
         }
         let real_gauges = [
-            (
-                "vllm:kv_cache_usage_perc",
-                "Share of the KV blocks in use, 0 to 1",
-                &self.kv_usage,
-            ),
+            ("vllm:kv_cache_usage_perc", "Share of the KV blocks in use, 0 to 1", &self.kv_usage),
             (
                 "rung_engine_step_host_seconds",
                 "Scheduling, preparation and commit of the last step, in seconds; 0 when idle",
@@ -180,21 +143,9 @@ impl EngineFamilies {
 
     fn register_counters(&self, registry: &mut Registry) {
         let counters = [
-            (
-                "rung_engine_preemptions",
-                "Rows that were preempted and recomputed",
-                &self.preemptions,
-            ),
-            (
-                "rung_engine_prompt_tokens",
-                "Prompt tokens computed",
-                &self.prompt_tokens,
-            ),
-            (
-                "rung_engine_generation_tokens",
-                "Tokens generated",
-                &self.generation_tokens,
-            ),
+            ("rung_engine_preemptions", "Rows that were preempted and recomputed", &self.preemptions),
+            ("rung_engine_prompt_tokens", "Prompt tokens computed", &self.prompt_tokens),
+            ("rung_engine_generation_tokens", "Tokens generated", &self.generation_tokens),
             (
                 "rung_engine_restarts",
                 "Times that the engine was lost and started or connected again",
@@ -285,50 +236,27 @@ impl EngineMetrics {
         self.waiting.set(i64::from(stats.waiting));
         self.kv_blocks_used.set(i64::from(stats.kv_blocks_used));
         self.kv_blocks_total.set(i64::from(stats.kv_blocks_total));
-        self.kv_usage
-            .set(f64::from(stats.kv_blocks_used) / f64::from(stats.kv_blocks_total.max(1)));
+        self.kv_usage.set(f64::from(stats.kv_blocks_used) / f64::from(stats.kv_blocks_total.max(1)));
         let is_idle = stats.running == 0 && stats.waiting == 0;
-        let step = if is_idle {
-            EngineStats::default()
-        } else {
-            *stats
-        };
+        let step = if is_idle { EngineStats::default() } else { *stats };
         self.step_rows.set(i64::from(step.step_rows));
         self.step_tokens.set(i64::from(step.step_tokens));
-        self.step_host
-            .set(Duration::from_nanos(step.step_host_ns).as_secs_f64());
-        self.step_device
-            .set(Duration::from_nanos(step.step_device_ns).as_secs_f64());
+        self.step_host.set(Duration::from_nanos(step.step_host_ns).as_secs_f64());
+        self.step_device.set(Duration::from_nanos(step.step_device_ns).as_secs_f64());
     }
 
     fn add_totals(&self, report: &StepReport) {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let now = &report.stats;
-        self.preemptions.inc_by(increment(
-            last.stats.preemptions_total,
-            now.preemptions_total,
-        ));
-        self.prompt_tokens.inc_by(increment(
-            last.stats.prompt_tokens_total,
-            now.prompt_tokens_total,
-        ));
-        self.generation_tokens.inc_by(increment(
-            last.stats.generation_tokens_total,
-            now.generation_tokens_total,
-        ));
+        self.preemptions.inc_by(increment(last.stats.preemptions_total, now.preemptions_total));
+        self.prompt_tokens.inc_by(increment(last.stats.prompt_tokens_total, now.prompt_tokens_total));
+        self.generation_tokens
+            .inc_by(increment(last.stats.generation_tokens_total, now.generation_tokens_total));
         // The first Step of a session says nothing about steps before it.
         if report.seq > 1 {
-            self.merged_steps.inc_by(
-                report
-                    .loop_seq
-                    .saturating_sub(last.loop_seq)
-                    .saturating_sub(1),
-            );
+            self.merged_steps.inc_by(report.loop_seq.saturating_sub(last.loop_seq).saturating_sub(1));
         }
-        *last = LastReport {
-            stats: *now,
-            loop_seq: report.loop_seq,
-        };
+        *last = LastReport { stats: *now, loop_seq: report.loop_seq };
     }
 }
 
@@ -347,8 +275,7 @@ impl SessionObserver for EngineMetrics {
             && let Ok(now) = SystemTime::now().duration_since(UNIX_EPOCH)
         {
             let emitted = Duration::from_nanos(report.emitted_unix_ns);
-            self.bridge_latency
-                .observe(now.saturating_sub(emitted).as_secs_f64());
+            self.bridge_latency.observe(now.saturating_sub(emitted).as_secs_f64());
         }
     }
 
@@ -364,10 +291,7 @@ mod tests {
 
     fn value(metrics: &Metrics, name: &str) -> f64 {
         let text = metrics.render();
-        let line = text
-            .lines()
-            .find(|line| line.starts_with(&format!("{name}{{")))
-            .unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
     }
 
@@ -379,12 +303,7 @@ mod tests {
             generation_tokens_total,
             ..Default::default()
         };
-        StepReport {
-            seq,
-            loop_seq: seq * 3,
-            stats,
-            ..Default::default()
-        }
+        StepReport { seq, loop_seq: seq * 3, stats, ..Default::default() }
     }
 
     #[test]
@@ -409,10 +328,7 @@ mod tests {
         assert_eq!(value(&metrics, "vllm:kv_cache_usage_perc"), 0.25);
         assert_eq!(value(&metrics, "rung_engine_merged_steps_total"), 2.0);
         assert_eq!(value(&metrics, "rung_engine_protocol_faults_total"), 2.0);
-        assert_eq!(
-            value(&metrics, "rung_engine_bridge_latency_seconds_count"),
-            2.0
-        );
+        assert_eq!(value(&metrics, "rung_engine_bridge_latency_seconds_count"), 2.0);
         engine.down();
         for name in [
             "rung_engine_up",

@@ -1,0 +1,224 @@
+"""A runner whose answers betray every scheduling and KV mistake; it is an instrument, not a model.
+
+KV memory is one u64 per slot. The slot of a token is a mix of the token, its position and the fold
+of all slots before it, read through the block table; the next token is a mix of the fold of all
+slots. So a wrong block, a stale slot, a missing copy, a block freed too early or a lost token
+changes the answer from there on. `expected_tokens` gives the right one without any blocks.
+
+It ignores top-k and top-p, and temperature beyond its being 0 or not.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rung.errors import ErrorCode, RequestError
+from rung.runner.protocol import RunnerInfo
+from rung.scheduler.batch import LogprobRow, StepOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from rung.scheduler.batch import I32, U64, SamplingColumns, StepPlan
+
+# What memory that belongs to nobody holds.
+POISON = 0xDEAD_BEEF_DEAD_BEEF
+
+_MASK = (1 << 64) - 1
+# Odd 64-bit constants: one multiplier per input of a mix, and those of the splitmix64 finaliser
+# (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
+_MIX_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+_FINAL_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+# The fold of slots s[0..n) is the sum of s[i] * _FOLD_BASE**i, so order and place count.
+_FOLD_BASE = 0x2545F4914F6CDD1D
+
+
+def mix(*values: int) -> int:
+    """Up to four u64 into one, as plain integers."""
+    mixed = sum(value * factor for value, factor in zip(values, _MIX_FACTORS, strict=False)) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * _FINAL_FACTORS[0]) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * _FINAL_FACTORS[1]) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+def mix_columns(*columns: U64) -> U64:
+    """`mix` for each row of [R] u64 columns: [R] u64."""
+    mixed: U64 = np.zeros_like(columns[0])
+    for column, factor in zip(columns, _MIX_FACTORS, strict=False):
+        mixed += column * np.uint64(factor)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(_FINAL_FACTORS[0])
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(_FINAL_FACTORS[1])
+    mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def next_allowed(token_id: int, banned_ids: Collection[int], vocab_size: int) -> int | None:
+    """The first id from `token_id` on, wrapping, that is not banned; None if all are."""
+    for offset in range(min(len(banned_ids) + 1, vocab_size)):
+        candidate = (token_id + offset) % vocab_size
+        if candidate not in banned_ids:
+            return candidate
+    return None
+
+
+def expected_tokens(
+    prompt_ids: Sequence[int],
+    num_tokens: int,
+    *,
+    vocab_size: int,
+    seed: int = 0,
+    sample_index: int = 0,
+    temperature: float = 0.0,
+    stop_token_ids: Collection[int] = (),
+    min_tokens: int = 0,
+) -> list[int]:
+    """What a request alone must yield: at most `num_tokens`, a stop id being the last.
+
+    Plain integers over one list of slots; shares only `mix` and `next_allowed` with the runner.
+    """
+    fold, power = 0, 1
+    tokens = [int(token) for token in prompt_ids]
+    answer: list[int] = []
+    stream = (seed, sample_index + 1) if temperature > 0 else (0, 0)
+    position = 0
+    while len(answer) < num_tokens:
+        while position < len(tokens):
+            slot = mix(tokens[position], position, fold)
+            fold = (fold + slot * power) & _MASK
+            power = (power * _FOLD_BASE) & _MASK
+            position += 1
+        banned = stop_token_ids if len(answer) < min_tokens else ()
+        token = next_allowed(mix(fold, *stream, position) % vocab_size, banned, vocab_size)
+        if token is None:
+            break
+        tokens.append(token)
+        answer.append(token)
+        if token in stop_token_ids:
+            break
+    return answer
+
+
+class FakeRunner:
+    """Implements `Runner` over numpy.
+
+    step_s: seconds that `forward` sleeps to stand for the time of a real step.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, vocab_size: int, step_s: float = 0.0) -> None:
+        self._info = RunnerInfo(
+            name="fake",
+            num_blocks=num_blocks,
+            block_size=block_size,
+            kv_bytes_per_block=block_size * 8,
+            weight_bytes=0,
+            batch_invariant=True,
+        )
+        self._vocab_size = vocab_size
+        self._step_s = step_s
+        self._kv: U64 = np.full((num_blocks, block_size), POISON, dtype=np.uint64)
+        self._powers: U64 = np.ones(1, dtype=np.uint64)
+
+    @property
+    def info(self) -> RunnerInfo:
+        """Constant after construction."""
+        return self._info
+
+    def forward(self, plan: StepPlan) -> None:
+        """Poison the freed blocks, then store the slots of the plan's tokens."""
+        if self._step_s > 0:
+            time.sleep(self._step_s)
+        self._kv[plan.freed_blocks] = np.uint64(POISON)
+        query_lens = plan.query_lens
+        self._check_covered(plan, plan.num_computed + query_lens)
+        folds = self._fold(plan.block_tables, plan.num_computed)
+        single = np.flatnonzero(query_lens == 1).astype(np.int32)
+        self._store_singles(plan, single, folds[single])
+        for row in np.flatnonzero(query_lens != 1).tolist():
+            self._store_chunk(plan, row, int(folds[row]))
+
+    def sample(self, plan: StepPlan) -> StepOutput:
+        """Choose tokens from the slots as they stand in memory after `forward`."""
+        sampling = plan.sampling
+        rows = plan.sample_rows
+        lengths = plan.num_computed[rows] + plan.query_lens[rows]
+        folds = self._fold(plan.block_tables[rows], lengths)
+        is_random = sampling.temperature > 0
+        seeds = np.where(is_random, sampling.seed, np.uint64(0))
+        streams = np.where(is_random, sampling.sample_index.astype(np.uint64) + np.uint64(1), np.uint64(0))
+        state = mix_columns(folds, seeds, streams, sampling.position.astype(np.uint64))
+        token_ids = (state % np.uint64(self._vocab_size)).astype(np.int32)
+        failed: dict[int, RequestError] = {}
+        for index, banned_ids in sampling.banned_ids:
+            token = next_allowed(int(token_ids[index]), set(banned_ids.tolist()), self._vocab_size)
+            if token is None:
+                failed[int(rows[index])] = RequestError(
+                    ErrorCode.INVALID_ARGUMENT, f"All {self._vocab_size} ids of the vocabulary are banned."
+                )
+            else:
+                token_ids[index] = token
+        return StepOutput(token_ids, self._logprobs(sampling, state, token_ids), failed)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _check_covered(self, plan: StepPlan, lengths: I32) -> None:
+        """A table that does not cover its row would be read or written out of bounds."""
+        num_blocks, block_size = self._kv.shape
+        needed = np.arange(plan.block_tables.shape[1]) * block_size < lengths[:, None]
+        inside = (plan.block_tables >= 0) & (plan.block_tables < num_blocks)
+        if (needed & ~inside).any() or (lengths > needed.shape[1] * block_size).any():
+            raise ValueError(f"the block tables of plan {plan.step_id} do not cover its tokens")
+
+    def _fold(self, block_tables: I32, lengths: I32) -> U64:
+        """Fold of the first `lengths` slots of each row: [R, B] i32, [R] i32 -> [R] u64."""
+        longest = int(lengths.max(initial=0))
+        powers = self._powers_up_to(longest)
+        block_size = self._info.block_size
+        width = -(-longest // block_size)
+        slots = self._kv[block_tables[:, :width]].reshape(len(block_tables), width * block_size)[:, :longest]
+        slots *= np.arange(longest) < lengths[:, None]
+        fold: U64 = (slots * powers).sum(axis=1, dtype=np.uint64)
+        return fold
+
+    def _powers_up_to(self, count: int) -> U64:
+        """`_FOLD_BASE` to the power of 0..count: [count] u64."""
+        while len(self._powers) < count:
+            next_power = self._powers[-1:] * np.uint64(_FOLD_BASE)
+            self._powers = np.concatenate([self._powers, self._powers * next_power])
+        return self._powers[:count]
+
+    def _store_singles(self, plan: StepPlan, rows: I32, folds: U64) -> None:
+        positions = plan.num_computed[rows]
+        tokens = plan.token_ids[plan.query_start[rows]]
+        blocks = plan.block_tables[rows, positions // self._info.block_size]
+        slots = mix_columns(tokens.astype(np.uint64), positions.astype(np.uint64), folds)
+        self._kv[blocks, positions % self._info.block_size] = slots
+
+    def _store_chunk(self, plan: StepPlan, row: int, fold: int) -> None:
+        block_size = self._info.block_size
+        first = int(plan.num_computed[row])
+        tokens = plan.token_ids[plan.query_start[row] : plan.query_start[row + 1]].tolist()
+        powers = self._powers_up_to(first + len(tokens))[first:].tolist()
+        slots = []
+        for position, (token, power) in enumerate(zip(tokens, powers, strict=True), start=first):
+            slots.append(mix(token, position, fold))
+            fold = (fold + slots[-1] * power) & _MASK
+        positions = np.arange(first, first + len(tokens))
+        blocks = plan.block_tables[row, positions // block_size]
+        self._kv[blocks, positions % block_size] = np.array(slots, dtype=np.uint64)
+
+    def _logprobs(self, sampling: SamplingColumns, state: U64, token_ids: I32) -> dict[int, LogprobRow]:
+        """Made-up logprobs of which the chosen id is the most likely, falling by 1 from id to id."""
+        rows = {}
+        for index in np.flatnonzero(sampling.top_logprobs >= 0).tolist():
+            chosen = np.float32(-1.0 - int(state[index] >> np.uint64(32)) / 2**32)
+            ranks = np.arange(min(int(sampling.top_logprobs[index]), self._vocab_size), dtype=np.int32)
+            rows[index] = LogprobRow(
+                chosen=float(chosen),
+                top_ids=((token_ids[index] + ranks) % self._vocab_size).astype(np.int32),
+                top_logprobs=(chosen - ranks).astype(np.float32),
+            )
+        return rows

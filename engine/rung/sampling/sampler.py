@@ -1,0 +1,106 @@
+"""Choose one token per row from its logits. A choice is a pure function of the row's logits,
+parameters, seed, sample index and position: neighbours in the batch never matter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rung.errors import ErrorCode, RequestError
+from rung.sampling.filters import nucleus, pick, ranked_head, scaled_weights
+from rung.sampling.logprobs import logprob_row
+from rung.sampling.random import uniform
+
+if TYPE_CHECKING:
+    from rung.scheduler.batch import I32, LogprobRow, SamplingColumns
+
+F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """One choice per row of the logits.
+
+    token_ids [S] i32; logprobs and failed by index in 0..S; a failed row's id is 0.
+    """
+
+    token_ids: I32
+    logprobs: dict[int, LogprobRow]
+    failed: dict[int, RequestError]
+
+
+def sample(logits: F32, columns: SamplingColumns) -> SampledTokens:
+    """Choose a token for each row of `logits` [S, vocab_size] float32.
+
+    Order: ban, then greedy or temperature, top-k, top-p, draw. Ties go to the lowest id.
+    """
+    num_rows = len(logits)
+    token_ids = np.zeros(num_rows, dtype=np.int32)
+    failed = _non_finite_rows(logits)
+    allowed = _apply_bans(logits, columns, failed)
+    greedy = columns.temperature == 0
+    drawn = np.flatnonzero(~greedy)
+    uniforms = uniform(columns.seed[drawn], columns.sample_index[drawn], columns.position[drawn])
+    for index in np.flatnonzero(greedy):
+        if index not in failed:
+            token_ids[index] = allowed[index].argmax()
+    for index, number in zip(drawn, uniforms, strict=True):
+        if index not in failed:
+            token_ids[index] = _draw(
+                allowed[index],
+                temperature=float(columns.temperature[index]),
+                top_k=int(columns.top_k[index]),
+                top_p=float(columns.top_p[index]),
+                number=float(number),
+            )
+    logprobs = {
+        int(index): logprob_row(logits[index], int(token_ids[index]), int(columns.top_logprobs[index]))
+        for index in np.flatnonzero(columns.top_logprobs >= 0)
+        if index not in failed
+    }
+    return SampledTokens(token_ids=token_ids, logprobs=logprobs, failed=failed)
+
+
+def _draw(logits: F32, *, temperature: float, top_k: int, top_p: float, number: float) -> int:
+    peak = float(logits.max())
+    # Ids that may be drawn; None: all, in id order.
+    ids = ranked_head(logits, top_k) if 0 < top_k < len(logits) else None
+    kept = logits if ids is None else logits[ids]
+    weights = scaled_weights(kept, temperature, peak)
+    if top_p < 1:
+        inside = nucleus(kept, weights, top_p)
+        ids = inside if ids is None else ids[inside]
+        weights = weights[inside]
+    choice = pick(weights, number)
+    return choice if ids is None else int(ids[choice])
+
+
+def _apply_bans(logits: F32, columns: SamplingColumns, failed: dict[int, RequestError]) -> F32:
+    """`logits` with -inf at banned ids: a copy if there are any, since logprobs need the original."""
+    if not columns.banned_ids:
+        return logits
+    allowed: F32 = logits.copy()
+    for index, banned in columns.banned_ids:
+        allowed[index, banned] = -np.inf
+        if index not in failed and not np.isfinite(allowed[index].max()):
+            failed[index] = RequestError(
+                ErrorCode.INVALID_ARGUMENT,
+                f"All {logits.shape[1]} tokens of the vocabulary are forbidden at this position; "
+                "allow at least one.",
+            )
+    return allowed
+
+
+def _non_finite_rows(logits: F32) -> dict[int, RequestError]:
+    finite = np.isfinite(logits).all(axis=1)
+    return {
+        int(index): RequestError(
+            ErrorCode.NON_FINITE,
+            "The model computed a value that is not finite for this request, so no token can be "
+            "chosen; other requests are not affected.",
+        )
+        for index in np.flatnonzero(~finite)
+    }

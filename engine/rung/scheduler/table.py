@@ -1,0 +1,163 @@
+"""State of the admitted requests as columns over stable rows, so that a step is array work.
+
+It holds facts and takes no decisions; who enters, grows and leaves is the scheduler's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from rung.scheduler.batch import I32, SamplingColumns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rung.request import Request
+
+# Stop ids compared as a column; the rare row with more is looked up on its own.
+STOP_COLUMN_WIDTH = 8
+
+Bool = npt.NDArray[np.bool_]
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens` slots."""
+    return -(-num_tokens // block_size)
+
+
+class StateTable:
+    """Columns over N = max_num_seqs rows. Length columns count tokens.
+
+    request_id   [N] i64       -1: the row is empty
+    num_prompt, num_tokens, num_computed, min_total, max_total   [N] i32
+                               min_total: stop ids are banned while num_tokens is below it
+    started      [N] bool      the request's first token exists
+    token_ids    [N, max_model_len] i32
+    num_blocks, max_blocks [N] i32   blocks held, and held at most in its life
+    block_tables [N, blocks of max_model_len] i32   -1 past num_blocks
+    stop_ids     [N, 8] i32    -1 past the end
+    """
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        width = min(blocks_for(max_model_len, block_size), num_blocks)
+        self.request_id = np.full(max_num_seqs, -1, dtype=np.int64)
+        self.num_prompt = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_computed = np.zeros(max_num_seqs, dtype=np.int32)
+        self.min_total = np.zeros(max_num_seqs, dtype=np.int32)
+        self.max_total = np.zeros(max_num_seqs, dtype=np.int32)
+        self.started = np.zeros(max_num_seqs, dtype=np.bool_)
+        self.token_ids = np.zeros((max_num_seqs, max_model_len), dtype=np.int32)
+        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+        self.max_blocks = np.zeros(max_num_seqs, dtype=np.int32)
+        self.block_tables = np.full((max_num_seqs, width), -1, dtype=np.int32)
+        self.stop_ids = np.full((max_num_seqs, STOP_COLUMN_WIDTH), -1, dtype=np.int32)
+        self._has_more_stop_ids = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._all_stop_ids = [np.empty(0, dtype=np.int32)] * max_num_seqs
+        self._temperature = np.zeros(max_num_seqs, dtype=np.float32)
+        self._top_k = np.zeros(max_num_seqs, dtype=np.int32)
+        self._top_p = np.ones(max_num_seqs, dtype=np.float32)
+        self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
+        self._sample_index = np.zeros(max_num_seqs, dtype=np.int32)
+        self._top_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)
+
+    def enter(self, row: int, request: Request) -> None:
+        """Fill an empty row with a request of which nothing is computed."""
+        sampling, stopping = request.sampling, request.stopping
+        num_tokens = len(request.token_ids)
+        self.request_id[row] = request.request_id
+        self.num_prompt[row] = request.num_prompt_tokens
+        self.num_tokens[row] = num_tokens
+        self.num_computed[row] = 0
+        self.min_total[row] = request.num_prompt_tokens + min(stopping.min_tokens, stopping.max_tokens)
+        self.max_total[row] = request.max_total_tokens
+        self.started[row] = request.started
+        self.token_ids[row, :num_tokens] = request.token_ids
+        self.max_blocks[row] = blocks_for(request.max_total_tokens, self.block_size)
+        stop_ids = np.array(sorted(stopping.stop_token_ids), dtype=np.int32)
+        self._all_stop_ids[row] = stop_ids
+        self._has_more_stop_ids[row] = len(stop_ids) > STOP_COLUMN_WIDTH
+        self.stop_ids[row] = -1
+        self.stop_ids[row, : len(stop_ids)] = stop_ids[:STOP_COLUMN_WIDTH]
+        self._temperature[row] = sampling.temperature
+        self._top_k[row] = sampling.top_k
+        self._top_p[row] = sampling.top_p
+        self._seed[row] = sampling.seed
+        self._sample_index[row] = sampling.sample_index
+        self._top_logprobs[row] = -1 if sampling.top_logprobs is None else sampling.top_logprobs
+
+    def leave(self, row: int) -> list[int]:
+        """Empty a row and return the blocks that it held."""
+        blocks = self.blocks(row)
+        self.block_tables[row, : len(blocks)] = -1
+        self.num_blocks[row] = 0
+        self.request_id[row] = -1
+        return blocks
+
+    def add_blocks(self, row: int, blocks: Sequence[int]) -> None:
+        """Append blocks to a row's block table."""
+        held = int(self.num_blocks[row])
+        self.block_tables[row, held : held + len(blocks)] = blocks
+        self.num_blocks[row] = held + len(blocks)
+
+    def blocks(self, row: int) -> list[int]:
+        """The row's block table."""
+        held: list[int] = self.block_tables[row, : self.num_blocks[row]].tolist()
+        return held
+
+    def missing_blocks(self, rows: I32, query_lens: I32) -> I32:
+        """Blocks that each row lacks to store its next `query_lens` tokens: [R] i32."""
+        block_size = self.block_size
+        needed = (self.num_computed[rows] + query_lens + (block_size - 1)) // block_size
+        missing: I32 = np.maximum(needed - self.num_blocks[rows], 0)
+        return missing
+
+    def append_tokens(self, rows: I32, token_ids: I32) -> None:
+        """Add one token to each row: [R] i32."""
+        position = self.num_tokens[rows]
+        self.token_ids[rows, position] = token_ids
+        self.num_tokens[rows] = position + 1
+
+    def is_stop(self, rows: I32, token_ids: I32) -> Bool:
+        """Whether each row's token is one of its stop ids: [R] bool."""
+        stops: Bool = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
+        more = self._has_more_stop_ids[rows]
+        if more.any():
+            for index in np.flatnonzero(more).tolist():
+                stops[index] = token_ids[index] in self._all_stop_ids[rows[index]]
+        return stops
+
+    def query_token_ids(self, rows: I32, query_lens: I32, query_start: I32) -> I32:
+        """The next `query_lens` uncomputed tokens of each row, row after row: [T] i32."""
+        first = self.num_computed[rows]
+        token_ids = np.empty(query_start[-1], dtype=np.int32)
+        single = query_lens == 1
+        token_ids[query_start[:-1][single]] = self.token_ids[rows[single], first[single]]
+        for index in np.flatnonzero(~single).tolist():
+            start, length = first[index], query_lens[index]
+            chunk = self.token_ids[rows[index], start : start + length]
+            token_ids[query_start[index] : query_start[index + 1]] = chunk
+        return token_ids
+
+    def sampling_columns(self, rows: I32) -> SamplingColumns:
+        """Parameters of the rows that sample, in this order."""
+        position = self.num_tokens[rows]
+        banned = np.flatnonzero(position < self.min_total[rows]).tolist()
+        return SamplingColumns(
+            temperature=self._temperature[rows],
+            top_k=self._top_k[rows],
+            top_p=self._top_p[rows],
+            seed=self._seed[rows],
+            sample_index=self._sample_index[rows],
+            position=position.astype(np.int64),
+            top_logprobs=self._top_logprobs[rows],
+            banned_ids=tuple(
+                (index, self._all_stop_ids[rows[index]])
+                for index in banned
+                if len(self._all_stop_ids[rows[index]])
+            ),
+        )

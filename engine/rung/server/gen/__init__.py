@@ -1,0 +1,1 @@
+"""Code generated from proto/rung/engine/v1; never edited. Rewritten by `python -m tests.contract.codegen`."""

@@ -1,0 +1,114 @@
+"""How the engine's process ends: signals, a parent that is gone, a loop that hangs or dies."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from rung.engine import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+EXIT_DEAD = 70
+DEAD_GRACE_S = 0.8
+# A step is taken to hang when it is older than both: some time, and this many times its forecast.
+HANG_S = 10.0
+HANG_FACTOR = 10
+WATCH_INTERVAL_S = 1.0
+
+
+class ProcessLife:
+    """Set up before anything is loaded; `on_stop` says what a request to stop means from then on."""
+
+    def __init__(self, *, exit_with_parent: bool) -> None:
+        self._stop: Callable[[], None] | None = None
+        # SIGABRT too: a frontend that gives up on a hung engine learns where it hangs.
+        faulthandler.enable()
+        signal.signal(signal.SIGTERM, self._handle)
+        if exit_with_parent:
+            # Ctrl-C in a terminal reaches everybody; the parent decides when we end.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            threading.Thread(target=_wait_for_parent, name="rung-parent", daemon=True).start()
+        else:
+            signal.signal(signal.SIGINT, self._handle)
+
+    def on_stop(self, stop: Callable[[], None]) -> None:
+        """Call `stop`, on a thread of its own, when the process is asked to end."""
+        self._stop = stop
+
+    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+        if self._stop is None:
+            # Still loading: nobody is connected and nothing is worth finishing.
+            os._exit(0)
+        # The interrupted code may hold the very lock that stopping needs.
+        threading.Thread(target=self._stop, name="rung-stop", daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    """The parent holds the other end of standard input, so it ends when the parent does, however."""
+    try:
+        while os.read(0, 4096):
+            pass
+    except OSError:
+        pass
+    os._exit(0)
+
+
+def exit_dead_soon() -> None:
+    """The process ends with EXIT_DEAD within a second, whatever else still hangs."""
+    timer = threading.Timer(DEAD_GRACE_S, os._exit, [EXIT_DEAD])
+    timer.daemon = True
+    timer.start()
+
+
+def dump_state(heartbeat: Heartbeat) -> None:
+    """Writes what the loop was doing, and the stack of every thread, to standard error."""
+    print(f"rung: engine state: {heartbeat}", file=sys.stderr, flush=True)
+    faulthandler.dump_traceback(all_threads=True)
+
+
+def is_hung(heartbeat: Heartbeat) -> bool:
+    """Whether the step that runs now has been running for far too long."""
+    limit_ms = max(HANG_S * 1000, HANG_FACTOR * heartbeat.predicted_step_ms)
+    return heartbeat.step_age_ms > limit_ms
+
+
+class Watchdog:
+    """Dumps the state once per step that hangs. What follows is the frontend's decision."""
+
+    def __init__(
+        self, heartbeat: Callable[[], Heartbeat], dump: Callable[[Heartbeat], None] = dump_state
+    ) -> None:
+        self._heartbeat = heartbeat
+        self._dump = dump
+        self._dumped: int | None = None
+        self._stopped = threading.Event()
+
+    def start(self) -> None:
+        """Watches from a thread until `stop`."""
+        threading.Thread(target=self._run, name="rung-watchdog", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the watch."""
+        self._stopped.set()
+
+    def look(self) -> None:
+        """One look."""
+        heartbeat = self._heartbeat()
+        if is_hung(heartbeat) and heartbeat.loop_seq != self._dumped:
+            self._dumped = heartbeat.loop_seq
+            logger.error("a step has been running for %d ms", heartbeat.step_age_ms)
+            self._dump(heartbeat)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(WATCH_INTERVAL_S):
+            self.look()

@@ -1,0 +1,1 @@
+"""Benchmarks: figures with their conditions, never pass or fail."""
