@@ -88,6 +88,13 @@ def test_id_in_use_is_refused_and_leaves_its_owner_alone():
     assert run_all(scheduler, make_runner(scheduler)).tokens[1] == alone(first)
 
 
+def test_siblings_of_one_id_are_refused():
+    scheduler = make_scheduler()
+    with pytest.raises(RequestError, match="id 1 is already in use"):
+        scheduler.add(make_request(1), make_request(1))
+    assert not scheduler.has_work
+
+
 def test_full_queue_is_overloaded_and_names_the_limit():
     scheduler = make_scheduler(max_waiting=2)
     scheduler.add(make_request(1), make_request(2))
