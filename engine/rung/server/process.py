@@ -27,10 +27,12 @@ WATCH_INTERVAL_S = 1.0
 
 
 class ProcessLife:
-    """Set up before anything is loaded; `on_stop` says what a request to stop means from then on."""
+    """Set up before anything is loaded; `on_stop` says what the first request to stop means from then
+    on. A second one ends the process at once."""
 
     def __init__(self, *, exit_with_parent: bool) -> None:
         self._stop: Callable[[], None] | None = None
+        self._asked = False
         # SIGABRT too: a frontend that gives up on a hung engine learns where it hangs.
         faulthandler.enable()
         signal.signal(signal.SIGTERM, self._handle)
@@ -45,10 +47,13 @@ class ProcessLife:
         """Call `stop`, on a thread of its own, when the process is asked to end."""
         self._stop = stop
 
-    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self._stop is None:
             # Still loading: nobody is connected and nothing is worth finishing.
             os._exit(0)
+        if self._asked:
+            os._exit(128 + number)
+        self._asked = True
         # The interrupted code may hold the very lock that stopping needs.
         threading.Thread(target=self._stop, name="rung-stop", daemon=True).start()
 
