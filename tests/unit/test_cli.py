@@ -157,12 +157,15 @@ def test_every_frontend_setting_is_handed_on(frontend: Path, tmp_path: Path) -> 
         insecure=True,
         max_inflight_requests=5,
         max_body_bytes=1000,
+        sse_keepalive_s=2.5,
+        log_format="json",
     )
     command = serve.frontend_command(config, frontend, FoundModel(tmp_path / "m.gguf", "smollm2"))
     assert command[1 : command.index("--")] == [
         "--host", "0.0.0.0", "--port", "80", "--served-model-name", "mine",
         "--api-key-file", str(tmp_path / "keys"), "--insecure", "--drain-timeout", "30",
         "--max-inflight-requests", "5", "--max-body-bytes", "1000",
+        "--sse-keepalive", "2.5", "--log-format", "json",
     ]  # fmt: skip
 
 

@@ -78,6 +78,7 @@ def test_zero_is_a_value() -> None:
         (["--threads", "-1"], "from 1 to 1024"),
         (["--drain-timeout", "nan"], "from 0 to 86400"),
         (["--drain-timeout", "soon"], "from 0 to 86400"),
+        (["--log-format", "xml"], "human, json"),
         (["--host", "example.org"], "127.0.0.1"),
         (["--host", "0.0.0.0"], "--insecure"),
         (["--host", "::"], "--api-key-file"),
