@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from rung.runner.protocol import Runner, RunnerInfo
     from rung.server.process import ProcessLife
 
+logger = logging.getLogger(__name__)
+
 # The I/O thread must not wait for the loop thread longer than this to get the interpreter.
 SWITCH_INTERVAL_S = 0.0005
 
@@ -81,6 +83,8 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
     watchdog.stop()
     server.stop("The engine has failed." if deaths else "The engine is shutting down.")
     runner.close()
+    if publisher.num_dropped_rows:
+        logger.info("%d rows came for sessions that were gone", publisher.num_dropped_rows)
     return process.EXIT_DEAD if deaths else 0
 
 

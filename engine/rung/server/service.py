@@ -101,7 +101,6 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             await context.abort(
                 grpc.StatusCode.NOT_FOUND, f"This model has no tokenizer file {request.name!r}."
             )
-            return
         for start in range(0, len(content), FETCH_CHUNK_BYTES):
             yield model_pb2.FetchTokenizerResponse(chunk=content[start : start + FETCH_CHUNK_BYTES])
 
