@@ -23,7 +23,7 @@ const BACKLOG: u32 = 4096;
 /// Large prompts then arrive without waiting for the window to grow.
 const RECEIVE_BUFFER_BYTES: u32 = 1024 * 1024;
 /// From an open connection, or the answer before, to the end of a request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+const HEAD_TIMEOUT: Duration = Duration::from_mins(1);
 const MAX_CONNECTIONS: usize = 32_768;
 /// Kept free of connections: engines, log, files.
 const RESERVED_FILES: u64 = 128;
