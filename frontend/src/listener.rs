@@ -136,11 +136,15 @@ async fn serve_connection(stream: TcpStream, router: Router, lifecycle: Lifecycl
     }
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    // One that comes while we drain is told so, once.
+    let comes_late = lifecycle.phase() != Phase::Serving;
+    builder.keep_alive(!comes_late);
     let mut connection =
         pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
     let result = tokio::select! {
+        biased;
         result = connection.as_mut() => result,
-        () = lifecycle.reached(Phase::Draining) => {
+        () = lifecycle.reached(Phase::Draining), if !comes_late => {
             // The answer under way is the last; an idle connection closes now.
             connection.as_mut().graceful_shutdown();
             connection.await

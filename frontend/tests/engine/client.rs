@@ -1,18 +1,14 @@
 //! Sessions and the pool against a scripted engine: order, merging, aborts, faults, loss, skew.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
-
-mod mock_engine;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use mock_engine::{
+use crate::mock_engine::{
     MAX_MODEL_LEN, MockEngine, MockSession, Script, VOCAB_SIZE, column, finished, length, real_column, rows,
     values,
 };
+use bytes::Bytes;
 use rung_frontend::engine::proto::{self, FinishReason};
 use rung_frontend::engine::session::{Session, SessionEnd, SessionObserver, SessionReader, StepReport};
 use rung_frontend::engine::types::{
