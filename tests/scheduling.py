@@ -119,7 +119,7 @@ def assert_same(one: object, other: object) -> None:
     assert type(one) is type(other)
     if isinstance(one, np.ndarray):
         assert one.dtype == other.dtype
-        np.testing.assert_array_equal(one, other)
+        assert np.array_equal(one, other)
     elif is_dataclass(one):
         for item in fields(one):
             assert_same(getattr(one, item.name), getattr(other, item.name))

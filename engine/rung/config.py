@@ -4,6 +4,7 @@ Every option may also be given as an environment variable: `--max-num-seqs 8` is
 `RUNG_MAX_NUM_SEQS=8`; the command line wins. Switches take 1 or 0. Besides the options:
 
 RUNG_CACHE_DIR   where fetched models are kept; default $XDG_CACHE_HOME/rung, else ~/.cache/rung
+RUNG_LOG         read by the frontend alone: its log filter, such as debug
 
 Binds, loads and opens nothing.
 """
@@ -26,6 +27,7 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2"
 RUNNERS = ("reference", "fake")
+LOG_FORMATS = ("human", "json")
 # sockaddr_un holds 108 bytes on Linux and 104 on macOS, with a final zero.
 MAX_SOCKET_PATH_BYTES = 100
 _BYTE_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -128,6 +130,8 @@ class ServeConfig:
     drain_timeout_s:       how long streams may go on after the first Ctrl-C or SIGTERM.
     max_inflight_requests: HTTP requests served or waiting at once; more get 429.
     max_body_bytes:        bytes of one HTTP request body.
+    sse_keepalive_s:       silence on a stream before a comment is sent.
+    log_format:            form of the frontend's messages on standard error.
     """
 
     model: str
@@ -140,6 +144,8 @@ class ServeConfig:
     drain_timeout_s: float = 30.0
     max_inflight_requests: int | None = None
     max_body_bytes: int | None = None
+    sse_keepalive_s: float | None = None
+    log_format: str | None = None
 
 
 class Settings:
@@ -212,6 +218,8 @@ def serve_config(settings: Settings) -> ServeConfig:
         drain_timeout_s=30.0 if drain_timeout_s is None else drain_timeout_s,
         max_inflight_requests=settings.get("max_inflight_requests", integer(1, 1 << 20)),
         max_body_bytes=settings.get("max_body_bytes", byte_count),
+        sse_keepalive_s=settings.get("sse_keepalive", _seconds),
+        log_format=settings.get("log_format", _choice(LOG_FORMATS)),
     )
 
 
@@ -227,7 +235,7 @@ def model_options(settings: Settings) -> ModelOptions:
         or default.max_num_batched_tokens,
         max_waiting=settings.get("max_waiting", integer(1, 1 << 20)) or default.max_waiting,
         kv_cache_bytes=kv_cache_bytes or None,
-        runner=settings.get("runner", _runner) or default.runner,
+        runner=settings.get("runner", _choice(RUNNERS)) or default.runner,
         threads=threads or None,
         fake_step_ms=settings.get("fake_step_ms", integer(0, 60_000)) or 0,
     )
@@ -337,10 +345,13 @@ def _flag(text: str, origin: str) -> bool:
     return values[text.lower()]
 
 
-def _runner(text: str, origin: str) -> str:
-    if text not in RUNNERS:
-        raise ConfigError(f"{origin} must be one of {', '.join(RUNNERS)}, but it is {text!r}.")
-    return text
+def _choice(values: tuple[str, ...]) -> Callable[[str, str], str]:
+    def parse(text: str, origin: str) -> str:
+        if text not in values:
+            raise ConfigError(f"{origin} must be one of {', '.join(values)}, but it is {text!r}.")
+        return text
+
+    return parse
 
 
 def _host(text: str, origin: str) -> str:

@@ -13,9 +13,7 @@ fn value_error(error: DequantizeError) -> PyErr {
 
 #[pyfunction]
 fn row_bytes(format: &str, num_cols: usize) -> PyResult<usize> {
-    Format::from_name(format)
-        .and_then(|format| format.row_bytes(num_cols))
-        .map_err(value_error)
+    Format::from_name(format).and_then(|format| format.row_bytes(num_cols)).map_err(value_error)
 }
 
 #[pyfunction]
@@ -37,15 +35,13 @@ fn dequantize_rows<'py>(
             format.name()
         )));
     }
-    let bytes = data
-        .as_slice()
-        .map_err(|_| PyValueError::new_err("data must be contiguous, row after row"))?;
+    let bytes =
+        data.as_slice().map_err(|_| PyValueError::new_err("data must be contiguous, row after row"))?;
     let out = PyArray2::<f32>::zeros(py, [num_rows, num_cols], false);
     {
         let mut writer = out.readwrite();
         let values = writer.as_slice_mut()?;
-        py.detach(|| dequantize::dequantize(format, bytes, values))
-            .map_err(value_error)?;
+        py.detach(|| dequantize::dequantize(format, bytes, values)).map_err(value_error)?;
     }
     Ok(out)
 }
@@ -53,10 +49,7 @@ fn dequantize_rows<'py>(
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add(
-        "FORMATS",
-        PyTuple::new(module.py(), Format::ALL.map(Format::name))?,
-    )?;
+    module.add("FORMATS", PyTuple::new(module.py(), Format::ALL.map(Format::name))?)?;
     module.add_function(wrap_pyfunction!(row_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(dequantize_rows, module)?)
 }

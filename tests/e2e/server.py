@@ -121,6 +121,8 @@ class Server:
         for process in alive:
             process.kill()
         self._reader.join(timeout=10)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
 
 from rung.kv.block_pool import BlockPool
@@ -66,10 +68,10 @@ def test_integrity_accepts_honest_tables():
     [
         ({7: [0, 1], 8: [1]}, "counts 1 holders and is in 2"),
         ({7: [0]}, "counts 1 holders and is in 0"),
-        ({7: [0, 1, 2]}, "is free and in 1"),
+        ({7: [0, 1, 2]}, "counts 0 holders and is in 1"),
         ({7: [0, 1, 1]}, "names a block twice"),
-        ({7: [0, 1, 9]}, "names block 9 of a pool of 4"),
-        ({7: [0, 1, -1]}, "names block -1 of a pool of 4"),
+        ({7: [0, 1, 9]}, "holds block 9 of a pool of 4"),
+        ({7: [0, 1, -1]}, "holds block -1 of a pool of 4"),
     ],
 )
 def test_integrity_notices_tables_that_contradict_the_pool(tables, message):
@@ -77,6 +79,15 @@ def test_integrity_notices_tables_that_contradict_the_pool(tables, message):
     pool.allocate(2)
     with pytest.raises(IntegrityError, match=message):
         check_blocks(pool, tables)
+
+
+@pytest.mark.parametrize("free", [[2], [2, 3, 3], [0, 2, 3]])
+def test_integrity_notices_a_free_list_that_lost_or_repeats_a_block(free):
+    pool = BlockPool(4)
+    blocks = pool.allocate(2)
+    pool._free = deque(free)
+    with pytest.raises(IntegrityError, match="times in the free list"):
+        check_blocks(pool, {7: blocks})
 
 
 @pytest.mark.parametrize(("num_computed", "num_tokens"), [(9, 20), (-1, 20), (5, 4)])

@@ -80,7 +80,7 @@ def histories(draw: st.DrawFn) -> list[tuple[Rows, bool]]:
     """Steps with at most one token per row, and whether the reader takes after each. Whether a
     row has logprobs is the row's own constant, as in a request."""
     top_n = draw(st.dictionaries(st.integers(0, 5), st.none() | st.integers(0, 3), max_size=6))
-    step = st.dictionaries(st.sampled_from([*top_n, 0xFFFFFFFF]), st.integers(0, 2**31 - 1))
+    step = st.dictionaries(st.sampled_from([*top_n, 0xFFFFFFFF]), st.integers(0, 2**31 - 4))
     history = draw(st.lists(st.tuples(step, st.booleans()), max_size=20))
     return [
         ({handle: (token, top_n.get(handle)) for handle, token in rows.items()}, take)

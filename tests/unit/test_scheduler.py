@@ -59,7 +59,7 @@ def test_request_that_can_never_fit_is_refused_with_both_numbers(prompt, fits):
         scheduler.add(request)
         assert run_all(scheduler, make_runner(scheduler)).tokens[1] == alone(request)
         return
-    with pytest.raises(RequestError, match="17 tokens, which need 5 KV blocks .* the engine has 4") as caught:
+    with pytest.raises(RequestError, match=r"need 5 KV blocks of 4 tokens, and the engine has 4") as caught:
         scheduler.add(request)
     assert caught.value.code is ErrorCode.CAPACITY
     assert not scheduler.has_work
@@ -86,6 +86,13 @@ def test_id_in_use_is_refused_and_leaves_its_owner_alone():
     with pytest.raises(RequestError, match="id 1 is already in use"):
         scheduler.add(make_request(1, 3))
     assert run_all(scheduler, make_runner(scheduler)).tokens[1] == alone(first)
+
+
+def test_siblings_of_one_id_are_refused():
+    scheduler = make_scheduler()
+    with pytest.raises(RequestError, match="id 1 is already in use"):
+        scheduler.add(make_request(1), make_request(1))
+    assert not scheduler.has_work
 
 
 def test_full_queue_is_overloaded_and_names_the_limit():
@@ -211,7 +218,8 @@ def test_plan_is_a_snapshot():
     scheduler.add(make_request(1, 3), make_request(2, 4))
     step(scheduler, runner)
     plan = scheduler.schedule()
-    before = [column.copy() for column in (plan.num_computed, plan.block_tables, plan.token_ids, plan.rows)]
+    columns = (plan.num_computed, plan.block_tables, plan.token_ids, plan.rows)
+    before = [column.copy() for column in columns]
     scheduler.abort(1)
     runner.forward(plan)
     scheduler.commit(plan, runner.sample(plan), 1.0)

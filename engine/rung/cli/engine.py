@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rung.cli.models import find_model
 from rung.config import engine_config
 from rung.server.process import ProcessLife
 
@@ -14,10 +15,10 @@ if TYPE_CHECKING:
 def run(settings: Settings) -> int:
     """Runs until told to stop; returns the exit code."""
     config = engine_config(settings)
+    # First, since a download that is interrupted ends as in any other command.
+    model = find_model(config.model)
     life = ProcessLife(exit_with_parent=config.exit_with_parent)
-    # Imported after the signals are ours: this takes a moment.
-    from rung.cli.models import find_model
+    # Only now: it takes a moment, and its libraries start threads.
     from rung.server.run import run_engine
 
-    model = find_model(config.model)
     return run_engine(config, model.path, model.name, life)

@@ -54,5 +54,9 @@ def frontend_command(config: ServeConfig, binary: Path, model: FoundModel) -> li
         command += ["--max-inflight-requests", str(config.max_inflight_requests)]
     if config.max_body_bytes is not None:
         command += ["--max-body-bytes", str(config.max_body_bytes)]
+    if config.sse_keepalive_s is not None:
+        command += ["--sse-keepalive", f"{config.sse_keepalive_s:g}"]
+    if config.log_format is not None:
+        command += ["--log-format", config.log_format]
     engine = [sys.executable, "-m", "rung", "engine", str(model.path), "--exit-with-parent"]
     return [*command, "--", *engine, *engine_arguments(config.options)]

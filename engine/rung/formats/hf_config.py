@@ -4,13 +4,16 @@ implements are refused, never ignored. Opens no weights.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rung.formats.mapping import quoted
 from rung.models.config import ModelConfig
 from rung.models.registry import HF_ARCHITECTURES
 
 if TYPE_CHECKING:
     from rung.formats.json_file import JsonFile
+
+_ROPE_KEYS = ("rope_theta", "rope_type", "type")
 
 
 def model_config(file: JsonFile) -> ModelConfig:
@@ -70,19 +73,15 @@ def _rope_theta(file: JsonFile) -> float:
     """`rope_theta` with `rope_scaling`, or `rope_parameters`, which newer files have instead."""
     theta = file.optional_real("rope_theta")
     for key in ("rope_scaling", "rope_parameters"):
-        parameters = file.values.get(key)
+        parameters = file.optional_object(key)
         if parameters is None:
             continue
-        if not isinstance(parameters, dict):
-            raise file.error(f"{key} must be an object, not {parameters!r:.80}")
-        kind = parameters.get("rope_type", parameters.get("type", "default"))
+        kind = parameters.values.get("rope_type", parameters.values.get("type", "default"))
         if kind != "default":
             raise file.error(f"{key} asks for rotary scaling {kind!r:.80}, which is not supported")
-        if parameters.get("partial_rotary_factor", 1) != 1:
-            raise file.error(f"{key} asks for partial rotary embedding, which is not supported")
-        theta = _number(parameters.get("rope_theta"), theta)
+        for name, value in parameters.values.items():
+            if name not in _ROPE_KEYS and (name, value) != ("partial_rotary_factor", 1.0):
+                raise file.error(f"{key} has {quoted(name)}, which is not supported")
+        own = parameters.optional_real("rope_theta")
+        theta = theta if own is None else own
     return 10000.0 if theta is None else theta
-
-
-def _number(value: Any, otherwise: float | None) -> float | None:
-    return float(value) if type(value) in (int, float) and abs(value) < 1e300 else otherwise

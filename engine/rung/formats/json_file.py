@@ -27,23 +27,16 @@ def read_bounded(path: Path) -> bytes:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
-class JsonFile:
-    """The object in one JSON file. A key that holds null counts as absent."""
+class JsonObject:
+    """Typed access to one object; a key that holds null counts as absent. Errors name `source`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.raw = read_bounded(path)
-        try:
-            values = json.loads(self.raw.decode())
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"{path} is not valid JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ModelError(f"{path} is not a JSON object")
-        self.values: dict[str, Any] = values
+    def __init__(self, values: dict[str, Any], source: str) -> None:
+        self.values = values
+        self.source = source
 
     def error(self, message: str) -> ModelError:
         """A `ModelError` about this file."""
-        return ModelError(f"{self.path}: {message}")
+        return ModelError(f"{self.source}: {message}")
 
     def integer(self, key: str, default: int | None = None) -> int:
         """An integer; required when no default is given."""
@@ -75,3 +68,26 @@ class JsonFile:
         if not isinstance(value, bool):
             raise self.error(f"{key} must be true or false, not {value!r:.80}")
         return value
+
+    def optional_object(self, key: str) -> JsonObject | None:
+        """An object or None."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(f"{key} must be an object, not {value!r:.80}")
+        return JsonObject(value, f"{self.source}: {key}")
+
+
+class JsonFile(JsonObject):
+    """The object that a JSON file holds, and its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self.raw = read_bounded(path)
+        try:
+            values = json.loads(self.raw.decode())
+        except (ValueError, RecursionError) as error:
+            raise ModelError(f"{path} is not valid JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise ModelError(f"{path} is not a JSON object")
+        super().__init__(values, str(path))

@@ -61,7 +61,8 @@ def _locate(model: str, cache_dir: Path, sources: Sources, *, verify: bool) -> P
         return _cached(named, ModelCache(cache_dir, sources.report), sources, verify=verify)
     try:
         path = Path(model).expanduser()
-        if path.exists():
+        # An empty path would be the working directory.
+        if model and path.exists():
             return path
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error

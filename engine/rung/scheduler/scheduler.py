@@ -7,47 +7,16 @@ and reads no clock: durations enter through `commit`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rung.errors import ConfigError, ErrorCode, RequestError
+from rung.errors import ErrorCode, RequestError
 from rung.kv.block_pool import BlockPool
 from rung.kv.integrity import IntegrityError, check_blocks, check_coverage
 from rung.request import Finished, FinishReason, Request, Started
 from rung.scheduler.batch import I32, I64, LogprobRow, SchedulerStats, StepEvents, StepOutput, StepPlan
+from rung.scheduler.limits import SchedulerConfig, check_fits
 from rung.scheduler.table import StateTable, blocks_for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Limits. All are at least 1.
-
-    num_blocks:             KV blocks of the runner.
-    block_size:             tokens per block.
-    max_num_seqs:           requests that run at once.
-    max_num_batched_tokens: tokens per step, over all rows.
-    max_waiting:            requests accepted and not yet running.
-    max_model_len:          tokens of one request, prompt and answer.
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_waiting: int
-    max_model_len: int
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            if getattr(self, item.name) < 1:
-                raise ConfigError(f"{item.name} is {getattr(self, item.name)}; it must be at least 1.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs is "
-                f"{self.max_num_seqs}; each running sequence needs a token per step, so make the first "
-                "at least the second."
-            )
 
 
 class Scheduler:
@@ -98,8 +67,14 @@ class Scheduler:
 
         waited_s: how long they have been on their way inside the engine; counts as queueing.
         """
+        seen: set[int] = set()
         for request in requests:
-            self._check_fits(request)
+            check_fits(request, self.config)
+            if request.request_id in self._live or request.request_id in seen:
+                raise RequestError(
+                    ErrorCode.INVALID_ARGUMENT, f"Request id {request.request_id} is already in use."
+                )
+            seen.add(request.request_id)
         limit = self.config.max_waiting
         if len(requests) > limit:
             raise RequestError(
@@ -219,35 +194,6 @@ class Scheduler:
             raise IntegrityError("the live requests are not those that run and those that wait")
         if sorted([*self._empty_rows, *self._running.tolist()]) != list(range(self.config.max_num_seqs)):
             raise IntegrityError("the state rows are not those in use and those that are empty")
-
-    def _check_fits(self, request: Request) -> None:
-        config = self.config
-        if request.request_id in self._live:
-            raise RequestError(
-                ErrorCode.INVALID_ARGUMENT, f"Request id {request.request_id} is already in use."
-            )
-        if request.num_prompt_tokens < 1 or request.stopping.max_tokens < 1:
-            raise RequestError(
-                ErrorCode.INVALID_ARGUMENT,
-                f"The prompt has {request.num_prompt_tokens} tokens and max_tokens is "
-                f"{request.stopping.max_tokens}; both must be at least 1.",
-            )
-        total = request.max_total_tokens
-        if total > config.max_model_len:
-            raise RequestError(
-                ErrorCode.CONTEXT_LENGTH,
-                f"The prompt of {request.num_prompt_tokens} tokens and max_tokens "
-                f"{request.stopping.max_tokens} make {total} tokens and the context holds "
-                f"{config.max_model_len}; shorten one of them.",
-            )
-        needed = blocks_for(total, config.block_size)
-        if needed > config.num_blocks:
-            raise RequestError(
-                ErrorCode.CAPACITY,
-                f"The prompt and max_tokens make {total} tokens, which need {needed} KV blocks of "
-                f"{config.block_size} tokens, and the engine has {config.num_blocks}; "
-                "shorten one of them or give the engine more KV memory.",
-            )
 
     def _select_running(self) -> tuple[I32, I32, bool]:
         """Spend the budget on running rows and give them blocks.

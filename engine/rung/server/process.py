@@ -27,30 +27,41 @@ WATCH_INTERVAL_S = 1.0
 
 
 class ProcessLife:
-    """Set up before anything is loaded; `on_stop` says what a request to stop means from then on."""
+    """Made on the main thread, before anything is loaded.
+
+    Signals are read from a pipe by a thread of ours. A Python handler alone would not do: it runs on
+    the main thread, which sleeps on when the kernel gives the signal to another thread.
+    """
 
     def __init__(self, *, exit_with_parent: bool) -> None:
         self._stop: Callable[[], None] | None = None
         # SIGABRT too: a frontend that gives up on a hung engine learns where it hangs.
         faulthandler.enable()
-        signal.signal(signal.SIGTERM, self._handle)
+        self._pipe, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, _leave_to_the_pipe)
+        # Ctrl-C in a terminal reaches everybody; where there is a parent, it decides when we end.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if exit_with_parent else _leave_to_the_pipe)
+        threading.Thread(target=self._wait_for_signals, name="rung-signals", daemon=True).start()
         if exit_with_parent:
-            # Ctrl-C in a terminal reaches everybody; the parent decides when we end.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
             threading.Thread(target=_wait_for_parent, name="rung-parent", daemon=True).start()
-        else:
-            signal.signal(signal.SIGINT, self._handle)
 
     def on_stop(self, stop: Callable[[], None]) -> None:
-        """Call `stop`, on a thread of its own, when the process is asked to end."""
+        """What the first signal means from now on; until now it ends the process, as a second one does."""
         self._stop = stop
 
-    def _handle(self, _signal: int, _frame: FrameType | None) -> None:
+    def _wait_for_signals(self) -> None:
+        os.read(self._pipe, 1)
         if self._stop is None:
             # Still loading: nobody is connected and nothing is worth finishing.
             os._exit(0)
-        # The interrupted code may hold the very lock that stopping needs.
-        threading.Thread(target=self._stop, name="rung-stop", daemon=True).start()
+        self._stop()
+        os._exit(128 + os.read(self._pipe, 1)[0])
+
+
+def _leave_to_the_pipe(_signal: int, _frame: FrameType | None) -> None:
+    """Takes the signal's default action away; its number is in the pipe by now."""
 
 
 def _wait_for_parent() -> None:

@@ -73,8 +73,8 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
     deaths: list[Exception] = []
     engine = _build_engine(runner, kv, config.options, publisher, deaths)
     server = EngineServer(engine, facts, publisher, config.listen, credentials)
-    print(f"Engine listening on {server.start()}", file=sys.stderr, flush=True)
     life.on_stop(engine.stop)
+    print(f"Engine listening on {server.start()}", file=sys.stderr, flush=True)
     watchdog = process.Watchdog(engine.heartbeat)
     watchdog.start()
     engine.run()

@@ -126,9 +126,11 @@ impl Tokenizer {
     }
 
     fn verify(&self) -> Result<(), TokenizerError> {
-        // Decoders that treat the first token in a way of its own are asked in mid-text.
-        let anchor = (0..self.vocabulary.len() as u32).find(|&id| {
-            !self.vocabulary.is_special(id) && matches!(self.vocabulary.bytes(id), [b'a'..=b'z'])
+        // Decoders that treat the first token in a way of its own are asked in mid-text: after a
+        // letter that is stored as itself, not as a `<0xNN>` byte, which would join its neighbour.
+        let anchor = ('a'..='z').find_map(|letter| {
+            let id = self.library.token_to_id(letter.encode_utf8(&mut [0; 4]))?;
+            (self.vocabulary.bytes(id) == [letter as u8]).then_some(id)
         });
         for id in 0..self.vocabulary.len() as u32 {
             self.verify_sequence(anchor, &[id])?;
