@@ -6,5 +6,6 @@
 mod child;
 mod client;
 mod mock_engine;
+mod pool;
 mod process;
 mod supervisor;
