@@ -23,7 +23,7 @@ COMMANDS: tuple[tuple[str, list[str]], ...] = (
     ("import rules", [f"{BIN}/lint-imports", "--no-cache"]),
     ("buf", [f"{BIN}/buf", "lint", "proto"]),
     ("rustfmt", ["cargo", "fmt", "--check"]),
-    ("clippy", ["cargo", "clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"]),
+    ("clippy", ["cargo", "clippy", "--workspace", "--all-targets", "--features", "rung-kernels/python", "--locked", "--quiet", "--", "-D", "warnings"]),
 )
 
 

@@ -155,22 +155,18 @@ impl PromptReader {
             ));
         }
         let mut delta = text.push(&news.token_ids, news.logprobs);
-        let (ended, failure) = match news.finish {
-            None => (None, None),
-            Some(EngineFinish::Stop { .. }) => (Some(Finish::Stop), None),
-            Some(EngineFinish::Length) => (Some(Finish::Length), None),
-            Some(EngineFinish::Cancelled) => (
-                None,
-                Some(ApiError::Internal("The engine cancelled the request without being asked.".to_owned())),
-            ),
-            Some(EngineFinish::Error(error)) => (None, Some(ApiError::from(error))),
-        };
-        if ended.is_some() {
+        let ended = news.finish.map(ending).transpose();
+        if let Ok(Some(_)) = ended {
             delta.append(text.finish());
         }
-        let finish = if delta.stopped { Some(Finish::Stop) } else { ended };
+        // A stop string ended the choice before whatever else came.
+        let finish = if delta.stopped { Some(Finish::Stop) } else { ended.clone().unwrap_or_default() };
         if delta.stopped {
             self.generation.abort(sample);
+        }
+        let failure = ended.err().filter(|_| finish.is_none());
+        if let Some(failure) = failure.clone().filter(|_| delta.is_empty()) {
+            return Err(failure);
         }
         events.push(ChoiceEvent {
             index: self.prompt as u32 * num_samples + sample,
@@ -179,10 +175,18 @@ impl PromptReader {
             cached_tokens: news.started.map(|started| started.cached_tokens),
             finish,
         });
-        // A stop string ended the choice before the failure came.
-        match failure {
-            Some(failure) if finish.is_none() => Err(failure),
-            _ => Ok(()),
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+/// How a row that the engine ended counts.
+fn ending(finish: EngineFinish) -> Result<Finish, ApiError> {
+    match finish {
+        EngineFinish::Stop { .. } => Ok(Finish::Stop),
+        EngineFinish::Length => Ok(Finish::Length),
+        EngineFinish::Cancelled => {
+            Err(ApiError::Internal("The engine cancelled the request without being asked.".to_owned()))
         }
+        EngineFinish::Error(error) => Err(error.into()),
     }
 }

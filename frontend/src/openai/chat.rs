@@ -7,9 +7,9 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::answer::{ChoiceEvent, Finish};
+use super::endpoint::{Endpoint, FoldedChoice, head, serve};
 use super::logprobs::chat_logprobs;
 use super::prepare::{Prepared, prepare_chat};
-use super::serve::{Endpoint, FoldedChoice, head, serve};
 use super::sse::Frame;
 use super::types::{
     ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, Document, Head, Usage, UsageField,

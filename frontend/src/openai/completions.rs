@@ -7,9 +7,9 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::answer::{ChoiceEvent, Finish};
+use super::endpoint::{Endpoint, FoldedChoice, head, serve};
 use super::logprobs::completion_logprobs;
 use super::prepare::{Prepared, prepare_completion};
-use super::serve::{Endpoint, FoldedChoice, head, serve};
 use super::sse::Frame;
 use super::types::{CompletionChoice, Document, Head, Usage, UsageField};
 use super::validate::completion_request;
@@ -108,7 +108,10 @@ impl Endpoint for Completion {
         }
         let begun = std::mem::replace(&mut self.begun[event.index as usize], true);
         let prompt_ids = self.prompt_ids(event.index).filter(|_| !begun);
-        let choice = self.choice(event.index, &event.delta, event.finish, prompt_ids);
+        let mut choice = self.choice(event.index, &event.delta, event.finish, prompt_ids);
+        if entries.is_empty() {
+            choice.logprobs = None;
+        }
         frame.json(&self.document(&[choice], UsageField::of_chunk(self.include_usage)));
     }
 

@@ -18,8 +18,8 @@ use serde::Serialize;
 use tokio::time::{Instant, Sleep};
 
 use super::answer::{Answer, ChoiceEvent};
+use super::endpoint::Endpoint;
 use super::prepare::Prepared;
-use super::serve::Endpoint;
 use super::usage::UsageCount;
 use crate::error::ApiError;
 

@@ -53,6 +53,11 @@ pub struct TextDelta {
 }
 
 impl TextDelta {
+    /// Neither text nor ids.
+    pub fn is_empty(&self) -> bool {
+        self.text.is_empty() && self.token_ids.is_empty()
+    }
+
     /// Adds what came later; appending every delta of a sample gives the whole of it.
     pub fn append(&mut self, later: Self) {
         self.text.push_str(&later.text);
