@@ -23,7 +23,7 @@ const BACKLOG: u32 = 4096;
 /// Large prompts then arrive without waiting for the window to grow.
 const RECEIVE_BUFFER_BYTES: u32 = 1024 * 1024;
 /// From an open connection, or the answer before, to the end of a request's head.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+const HEAD_TIMEOUT: Duration = Duration::from_mins(1);
 const MAX_CONNECTIONS: usize = 32_768;
 /// Kept free of connections: engines, log, files.
 const RESERVED_FILES: u64 = 128;
@@ -136,11 +136,15 @@ async fn serve_connection(stream: TcpStream, router: Router, lifecycle: Lifecycl
     }
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    // One that comes while we drain is told so, once.
+    let comes_late = lifecycle.phase() != Phase::Serving;
+    builder.keep_alive(!comes_late);
     let mut connection =
         pin!(builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router)));
     let result = tokio::select! {
+        biased;
         result = connection.as_mut() => result,
-        () = lifecycle.reached(Phase::Draining) => {
+        () = lifecycle.reached(Phase::Draining), if !comes_late => {
             // The answer under way is the last; an idle connection closes now.
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -1,6 +1,6 @@
 //! The server binary: parse, then serve.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -50,8 +50,10 @@ fn run(config: Config) -> u8 {
 }
 
 fn start_logging(logging: &Logging) {
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(EnvFilter::new(&logging.filter)).with_writer(io::stderr);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&logging.filter))
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
     match logging.format {
         LogFormat::Human => builder.with_target(false).init(),
         LogFormat::Json => builder.json().init(),

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 const SHORTEST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(30);
 /// An attempt that held for so long starts the series anew.
-const STABLE: Duration = Duration::from_secs(60);
+const STABLE: Duration = Duration::from_mins(1);
 
 /// The delays of one thing that is tried again and again.
 #[derive(Debug)]

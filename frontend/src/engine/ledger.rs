@@ -365,3 +365,6 @@ impl OpenRow {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

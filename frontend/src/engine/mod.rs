@@ -14,7 +14,7 @@ mod supervisor;
 pub mod types;
 
 /// The wire types; for this module, and for the scripted engine of its tests.
-#[expect(missing_docs, clippy::pedantic, reason = "generated")]
+#[expect(missing_docs, clippy::pedantic, clippy::large_enum_variant, reason = "generated")]
 pub mod proto {
     include!("gen/rung.engine.v1.rs");
 }

@@ -25,9 +25,9 @@ use super::{convert, proto};
 
 /// An engine that has sent nothing for so long is dead.
 pub const SILENCE: Duration = Duration::from_secs(5);
-/// The last part of the silence is waited for anew, so that a process that was itself suspended
-/// first reads what has arrived meanwhile.
-const SECOND_LOOK: Duration = Duration::from_millis(500);
+/// [`SILENCE`] in two parts: a process that was itself suspended then first reads what has arrived
+/// meanwhile.
+const LOOKS: [Duration; 2] = [Duration::from_millis(4500), Duration::from_millis(500)];
 /// A step is hung beyond this age or ten times its prediction, whichever is more.
 const HUNG_STEP: Duration = Duration::from_secs(10);
 const HUNG_FACTOR: u32 = 10;
@@ -221,7 +221,7 @@ impl SessionReader {
     }
 
     async fn receive(&mut self) -> Result<Message, SessionEnd> {
-        for patience in [SILENCE - SECOND_LOOK, SECOND_LOOK] {
+        for patience in LOOKS {
             let Ok(received) = timeout(patience, self.inbound.message()).await else {
                 continue;
             };

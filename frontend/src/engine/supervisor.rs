@@ -68,7 +68,7 @@ impl<'a> Supervisor<'a> {
                 None => return Ok(()),
                 Some(Life::NeverReady(error)) if !was_ready => return Err(error),
                 Some(Life::NeverReady(error)) => {
-                    tracing::error!("the engine does not come back: {error}")
+                    tracing::error!("the engine does not come back: {error}");
                 }
                 Some(Life::Lost { end, ready_since }) => {
                     tracing::error!("lost the engine: {end}");
