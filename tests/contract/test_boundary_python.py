@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from tests.unit.engine_fixture import make_facts, u32
 
 from rung.engine import Heartbeat, StepTiming
 from rung.errors import ErrorCode, RequestError
@@ -19,6 +18,7 @@ from rung.server import convert
 from rung.server.gen import engine_pb2, generation_pb2, model_pb2, step_pb2
 from rung.server.outbox import Publisher, Rejection, request_id
 from rung.server.session import Session
+from tests.unit.engine_fixture import make_facts, u32
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor

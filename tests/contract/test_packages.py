@@ -25,7 +25,16 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "MATURIN_PEP517_ARGS": "--profile dev",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-build-isolation",
+        "--no-deps",
+        "--no-index",
+    ]
     subprocess.run(
         [*command, "-w", folder, ".", "./kernels", "./frontend"], cwd=ROOT, check=True, env=environment
     )

@@ -8,12 +8,12 @@ import tracemalloc
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.model_files import write_gguf
 from tokenizers import Tokenizer
 
 from rung.errors import ModelError
 from rung.formats.gguf import open_gguf
 from rung.models.loader import open_model
+from tests.model_files import write_gguf
 
 # A damaged count must not cost more than a few times the file, whatever it claims.
 MAX_MEMORY_BYTES = 4 << 20

@@ -8,6 +8,10 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rung.errors import ErrorCode, RequestError
+from rung.request import Finished, FinishReason, Request
+from rung.scheduler.batch import StepEvents, StepOutput, StepPlan
 from tests.scheduling import (
     VOCAB_SIZE,
     Answers,
@@ -17,10 +21,6 @@ from tests.scheduling import (
     make_runner,
     make_scheduler,
 )
-
-from rung.errors import ErrorCode, RequestError
-from rung.request import Finished, FinishReason, Request
-from rung.scheduler.batch import StepEvents, StepOutput, StepPlan
 
 STEP_FAILED = RequestError(ErrorCode.INTERNAL, "The step failed.")
 ROW_FAILED = RequestError(ErrorCode.NON_FINITE, "The row failed.")

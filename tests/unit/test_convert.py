@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.engine_fixture import EOS, VOCAB_SIZE, make_facts, make_submit, u32
 
 from rung.errors import ErrorCode, RequestError
 from rung.models.config import DefaultSampling
@@ -14,6 +13,7 @@ from rung.request import Finished, FinishReason, Started
 from rung.server import convert
 from rung.server.gen import engine_pb2, generation_pb2, step_pb2
 from rung.server.outbox import request_id
+from tests.unit.engine_fixture import EOS, VOCAB_SIZE, make_facts, make_submit, u32
 
 FACTS = make_facts(max_model_len=64)
 U32 = st.integers(0, 2**32 - 1)

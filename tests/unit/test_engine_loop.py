@@ -7,12 +7,11 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tests.scheduling import Answers, alone, make_request, make_runner, make_scheduler
-
 from rung.engine import Engine, Heartbeat, StepTiming
 from rung.errors import ErrorCode, RequestError
 from rung.kv.integrity import IntegrityError
 from rung.request import FinishReason
+from tests.scheduling import Answers, alone, make_request, make_runner, make_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

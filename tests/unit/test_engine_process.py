@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from tests.model_files import VOCAB, write_gguf
-from tests.unit.engine_fixture import Client, make_submit
 
 from rung.runner.fake import expected_tokens
 from rung.server.gen import step_pb2
+from tests.model_files import VOCAB, write_gguf
+from tests.unit.engine_fixture import Client, make_submit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

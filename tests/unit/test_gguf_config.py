@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from rung.errors import ModelError
+from rung.models.config import DefaultSampling, ModelConfig
+from rung.models.loader import open_model
 from tests.model_files import (
     HEAD_DIM,
     HEADS,
@@ -15,10 +19,6 @@ from tests.model_files import (
     canonical_weights,
     write_gguf,
 )
-
-from rung.errors import ModelError
-from rung.models.config import DefaultSampling, ModelConfig
-from rung.models.loader import open_model
 
 
 def refused(tmp_path, match, metadata=None, weights=None):

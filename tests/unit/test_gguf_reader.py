@@ -8,10 +8,10 @@ import struct
 import gguf
 import numpy as np
 import pytest
-from tests.model_files import RawGguf, canonical_weights, write_gguf
 
 from rung.errors import ModelError
 from rung.formats.gguf import open_gguf
+from tests.model_files import RawGguf, canonical_weights, write_gguf
 
 
 def write(tmp_path, content):

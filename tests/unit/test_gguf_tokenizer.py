@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+
+from rung.errors import ModelError
+from rung.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
+from rung.models.loader import open_model
 from tests.model_files import (
     CHAT_TEMPLATE,
     MERGES,
@@ -12,11 +17,6 @@ from tests.model_files import (
     vocabulary,
     write_gguf,
 )
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-
-from rung.errors import ModelError
-from rung.formats.gguf.pre_tokenizers import PRE_TOKENIZERS
-from rung.models.loader import open_model
 
 TOKENS = vocabulary()
 ID = {token: token_id for token_id, token in enumerate(TOKENS)}

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import errors as hub_errors
-from tests.hub_process import CONTENT, MEMBER, fake_model, make_wheel
 
 from rung.errors import ModelError
 from rung.hub import NAMED_MODELS, Sources, pull, resolve
 from rung.hub import wheel as wheel_module
+from tests.hub_process import CONTENT, MEMBER, fake_model, make_wheel
 
 ROOT = Path(__file__).parents[2]
 

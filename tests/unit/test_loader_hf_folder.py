@@ -6,6 +6,10 @@ import json
 
 import numpy as np
 import pytest
+
+from rung.errors import ModelError
+from rung.models.config import DefaultSampling, ModelConfig
+from rung.models.loader import open_model
 from tests.hf_files import write_folder, write_json
 from tests.model_files import (
     HEAD_DIM,
@@ -17,10 +21,6 @@ from tests.model_files import (
     VOCAB,
     canonical_weights,
 )
-
-from rung.errors import ModelError
-from rung.models.config import DefaultSampling, ModelConfig
-from rung.models.loader import open_model
 
 
 def refused(folder, match):

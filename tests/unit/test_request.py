@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.scheduling import make_request
 
 from rung.errors import ErrorCode
+from tests.scheduling import make_request
 
 
 def test_sizes_follow_from_prompt_and_limits():

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
+from rung.errors import ConfigError, ErrorCode, RequestError
+from rung.kv.integrity import IntegrityError
+from rung.request import FinishReason
+from rung.scheduler.batch import LogprobRow, StepOutput
 from tests.scheduling import (
     VOCAB_SIZE,
     Answers,
@@ -15,11 +20,6 @@ from tests.scheduling import (
     run_all,
     step,
 )
-
-from rung.errors import ConfigError, ErrorCode, RequestError
-from rung.kv.integrity import IntegrityError
-from rung.request import FinishReason
-from rung.scheduler.batch import LogprobRow, StepOutput
 
 BOOM = RequestError(ErrorCode.INTERNAL, "The step failed.")
 

@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+
+from rung.runner.fake import expected_tokens
+from rung.server import service
+from rung.server.convert import MAX_MESSAGE_BYTES
+from rung.server.gen import engine_pb2, generation_pb2, model_pb2, step_pb2
 from tests.unit.engine_fixture import (
     CALL_TIMEOUT_S,
     EOS,
@@ -18,11 +23,6 @@ from tests.unit.engine_fixture import (
     make_submit,
     running_engine,
 )
-
-from rung.runner.fake import expected_tokens
-from rung.server import service
-from rung.server.convert import MAX_MESSAGE_BYTES
-from rung.server.gen import engine_pb2, generation_pb2, model_pb2, step_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

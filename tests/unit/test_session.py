@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.unit.engine_fixture import Fold, make_facts, make_submit, u32
-from tests.unit.test_outbox import step_events
 
 from rung.engine import Heartbeat
 from rung.request import Finished, FinishReason, Request
@@ -15,6 +13,8 @@ from rung.server.convert import FrameError
 from rung.server.gen import engine_pb2, generation_pb2, step_pb2
 from rung.server.outbox import NO_STEP, Publisher, request_id
 from rung.server.session import Session
+from tests.unit.engine_fixture import Fold, make_facts, make_submit, u32
+from tests.unit.test_outbox import step_events
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
-from tests.unit.engine_fixture import CALL_TIMEOUT_S, make_facts
 
 from rung.config import ListenAddress, TlsFiles
 from rung.engine import Heartbeat
@@ -18,6 +17,7 @@ from rung.server.gen import engine_pb2_grpc, model_pb2
 from rung.server.outbox import Publisher
 from rung.server.service import EngineServer
 from rung.server.tls import server_credentials
+from tests.unit.engine_fixture import CALL_TIMEOUT_S, make_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
