@@ -45,7 +45,7 @@ impl DurationHistogram {
 
 impl EncodeMetric for DurationHistogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let bounds = self.inner.bounds.iter().copied().chain([f64::MAX]);
+        let bounds = self.inner.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.inner.counts.iter().map(|count| count.load(Ordering::Relaxed));
         let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
         let total = buckets.iter().map(|(_, count)| count).sum();
@@ -55,5 +55,34 @@ impl EncodeMetric for DurationHistogram {
 
     fn metric_type(&self) -> MetricType {
         MetricType::Histogram
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::registry::Registry;
+
+    use super::*;
+
+    #[test]
+    fn durations_are_counted_below_their_bounds_and_up_to_infinity() {
+        let histogram = DurationHistogram::new(&[0.01, 0.1]);
+        histogram.observe(Duration::from_millis(10));
+        histogram.observe_many(Duration::from_millis(20), 3);
+        histogram.observe(Duration::from_secs(9));
+        let mut registry = Registry::default();
+        registry.register("wait", "Help", histogram);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        let lines = [
+            "wait_sum 9.07",
+            "wait_count 5",
+            "wait_bucket{le=\"0.01\"} 1",
+            "wait_bucket{le=\"0.1\"} 4",
+            "wait_bucket{le=\"+Inf\"} 5",
+        ];
+        for line in lines {
+            assert!(text.contains(line), "{text}");
+        }
     }
 }
