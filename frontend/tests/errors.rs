@@ -4,17 +4,23 @@
 
 mod support;
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::response::IntoResponse;
 use http::{Request, header};
 use http_body_util::BodyExt;
-use rung_frontend::engine::types::{EngineError, EngineErrorCode, EngineFinish};
+use rung_frontend::engine::types::{EngineError, EngineErrorCode, EngineFinish, GenerateRequest};
+use rung_frontend::engine::{Engine, Generation};
 use rung_frontend::error::ApiError;
-use rung_frontend::lifecycle::Phase;
+use rung_frontend::lifecycle::{Lifecycle, Phase};
+use rung_frontend::model::ServedModel;
+use rung_frontend::router::router;
+use rung_frontend::state::AppState;
 use serde_json::{Value, json};
 use support::{
-    MODEL, Reply, ScriptedEngine, app, app_with, byte_id, chat, completion, config, finish, post_request,
-    served_model, text_reply, tokens,
+    App, MODEL, Reply, ScriptedEngine, app, app_with, byte_id, chat, completion, config, finish,
+    post_request, served_model, text_reply, tokens,
 };
 
 fn every_error() -> Vec<ApiError> {
@@ -365,6 +371,32 @@ async fn tokens_without_their_logprobs_fail_the_request_alone() {
 async fn a_row_the_engine_cancelled_by_itself_is_an_error() {
     let app = app(&ScriptedEngine::new(vec![Reply::Play(vec![vec![finish(EngineFinish::Cancelled)]])]));
     assert_eq!(app.chat(json!({})).await.error().0, 500);
+}
+
+#[tokio::test]
+async fn a_panic_in_a_handler_is_that_requests_500() {
+    struct Panics;
+    impl Engine for Panics {
+        fn model(&self) -> Option<Arc<ServedModel>> {
+            Some(Arc::new(served_model()))
+        }
+
+        fn submit(&self, _: GenerateRequest) -> Result<Generation, EngineError> {
+            panic!("a bug");
+        }
+    }
+    let lifecycle = Lifecycle::new();
+    let state = AppState::new(Arc::new(config()), Arc::new(Panics), Arc::default(), lifecycle.clone());
+    let app = App { router: router(state), lifecycle, metrics: Arc::default() };
+    for stream in [false, true] {
+        let answer = app.chat(json!({"stream": stream})).await;
+        assert!(answer.headers.contains_key("x-request-id"));
+        let (status, error) = answer.error();
+        assert_eq!((status, &error["code"]), (500, &json!("internal_error")));
+        assert!(!error["message"].as_str().unwrap().contains("bug"));
+    }
+    assert_eq!(app.lifecycle.num_open(), 0);
+    assert_eq!(app.get("/livez").await.status, 200);
 }
 
 #[tokio::test]
