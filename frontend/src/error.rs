@@ -43,8 +43,13 @@ pub enum ApiError {
     #[error("A valid API key is needed: send it as `Authorization: Bearer KEY`.")]
     Unauthorized,
     /// A model that is not served here.
-    #[error("The model {0:?} does not exist here; GET /v1/models lists what does.")]
-    ModelNotFound(String),
+    #[error("The model {asked:?} does not exist here; this server has {served:?}.")]
+    ModelNotFound {
+        /// What the client asked for, cut to a decent length.
+        asked: String,
+        /// What it could have asked for.
+        served: String,
+    },
     /// A path that is not served.
     #[error("Unknown URL: {method} {path}.")]
     UnknownUrl {
@@ -113,6 +118,11 @@ impl ApiError {
         Self::InvalidRequest { message: message.into(), param: Some(param.into()) }
     }
 
+    /// A name that no model here has.
+    pub fn model_not_found(asked: &str, served: &str) -> Self {
+        Self::ModelNotFound { asked: asked.chars().take(128).collect(), served: served.to_owned() }
+    }
+
     /// A body that is not a request at all.
     pub fn malformed(message: impl Into<String>) -> Self {
         Self::InvalidRequest { message: message.into(), param: None }
@@ -134,7 +144,7 @@ impl ApiError {
             }
             Self::Capacity(_) => row(StatusCode::BAD_REQUEST, INVALID, "capacity_exceeded", None),
             Self::Unauthorized => row(StatusCode::UNAUTHORIZED, INVALID, "invalid_api_key", None),
-            Self::ModelNotFound(_) => row(StatusCode::NOT_FOUND, INVALID, "model_not_found", None),
+            Self::ModelNotFound { .. } => row(StatusCode::NOT_FOUND, INVALID, "model_not_found", None),
             Self::UnknownUrl { .. } => row(StatusCode::NOT_FOUND, INVALID, "unknown_url", None),
             Self::MethodNotAllowed { .. } => {
                 row(StatusCode::METHOD_NOT_ALLOWED, INVALID, "method_not_allowed", None)
@@ -158,7 +168,7 @@ impl ApiError {
         match self {
             Self::InvalidRequest { param, .. } | Self::ContextLength { param, .. } => param.as_deref(),
             Self::Unsupported { param, .. } => Some(param),
-            Self::ModelNotFound(_) => Some("model"),
+            Self::ModelNotFound { .. } => Some("model"),
             _ => None,
         }
     }

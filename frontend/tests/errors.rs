@@ -32,7 +32,7 @@ fn every_error() -> Vec<ApiError> {
         ApiError::ContextLength { message: text(), param: Some("messages".into()) },
         ApiError::Capacity(text()),
         ApiError::Unauthorized,
-        ApiError::ModelNotFound("gpt-9".to_owned()),
+        ApiError::model_not_found("gpt-9", "tiny"),
         ApiError::UnknownUrl { method: "GET".to_owned(), path: "/v2".to_owned() },
         ApiError::MethodNotAllowed { method: "PUT".to_owned(), path: "/health".to_owned() },
         ApiError::BodyTimeout(60),

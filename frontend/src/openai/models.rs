@@ -22,7 +22,7 @@ pub async fn retrieve_model(
 ) -> Result<Response, ApiError> {
     let model = state.model()?;
     if id != model.id {
-        return Err(ApiError::ModelNotFound(id.chars().take(128).collect()));
+        return Err(ApiError::model_not_found(&id, &model.id));
     }
     Ok(Json(entry(&model)).into_response())
 }

@@ -128,7 +128,7 @@ pub(super) fn completion_request(
 fn check_model(fields: &mut Fields, served: &ServedModel) -> Result<(), ApiError> {
     match fields.string("model")? {
         Some(name) if name == served.id => Ok(()),
-        Some(name) => Err(ApiError::ModelNotFound(name.chars().take(128).collect())),
+        Some(name) => Err(ApiError::model_not_found(&name, &served.id)),
         None => {
             Err(ApiError::invalid("model", format!("model is missing; this server has {:?}.", served.id)))
         }
