@@ -20,8 +20,7 @@ fn main() -> ExitCode {
             ExitCode::from(run(config))
         }
         Err(ConfigError::Information(text)) => {
-            let written = io::stdout().write_all(text.as_bytes());
-            if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            io::stdout().write_all(text.as_bytes()).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS)
         }
         Err(ConfigError::Wrong(message)) => {
             eprintln!("rung-frontend: {message}");

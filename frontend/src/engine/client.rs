@@ -161,7 +161,19 @@ async fn tls_config(files: &TlsFiles) -> Result<ClientTlsConfig, ClientError> {
 }
 
 fn unreachable(call: &str, status: &Status) -> ClientError {
-    ClientError::Unreachable(format!("The engine fails {call}: {}.", status.message()))
+    let cause = status_in_words(status);
+    // A status of the other end has no source; a broken transport has.
+    let hint = if status.source().is_some() { "; over TCP, both ends must use TLS or neither" } else { "" };
+    ClientError::Unreachable(format!("The engine fails {call}: {cause}{hint}."))
+}
+
+/// What the other end said, or what broke on the way to it.
+pub(super) fn status_in_words(status: &Status) -> String {
+    match status.source() {
+        Some(source) => root_cause(source),
+        None if status.message().is_empty() => status.code().description().to_owned(),
+        None => status.message().to_owned(),
+    }
 }
 
 /// The innermost error says what happened; the outer ones say "transport error".

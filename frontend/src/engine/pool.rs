@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use super::address::EngineAddress;
 use super::backoff::Backoff;
-use super::client::{ClientError, EngineClient};
+use super::client::{ClientError, EngineClient, status_in_words};
 use super::convert::Description;
 use super::session::{Session, SessionEnd, SessionReader};
 use super::types::{EngineError, EngineErrorCode, GenerateRequest, ModelFacts};
@@ -96,7 +96,10 @@ impl EnginePool {
         let observer = Arc::clone(&slot.metrics);
         let (session, reader) =
             Session::open(client.rpc(), description.facts, observer).await.map_err(|status| {
-                ClientError::Unreachable(format!("The engine opens no session: {}.", status.message()))
+                ClientError::Unreachable(format!(
+                    "The engine opens no session: {}.",
+                    status_in_words(&status)
+                ))
             })?;
         slot.session.store(Some(Arc::new(session)));
         slot.metrics.up();

@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-use super::client::EngineRpc;
+use super::client::{EngineRpc, status_in_words};
 use super::frame;
 pub use super::frame::StepReport;
 use super::generation::{AbortSink, Generation};
@@ -231,7 +231,7 @@ impl SessionReader {
                     Err(SessionEnd::Broken("a message is empty or of a kind that is not known".to_owned()))
                 }
                 Ok(None) => Err(SessionEnd::Lost("the engine ended the session".to_owned())),
-                Err(status) => Err(SessionEnd::Lost(describe(&status))),
+                Err(status) => Err(SessionEnd::Lost(status_in_words(&status))),
             };
         }
         Err(SessionEnd::Silent)
@@ -284,9 +284,4 @@ impl Drop for SessionReader {
     fn drop(&mut self) {
         self.shared.close("this server is shutting down");
     }
-}
-
-fn describe(status: &Status) -> String {
-    let message = status.message();
-    if message.is_empty() { status.code().description().to_owned() } else { message.to_owned() }
 }

@@ -4,20 +4,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::mock_engine::{
-    MAX_MODEL_LEN, MockEngine, MockSession, Script, VOCAB_SIZE, column, finished, length, real_column, rows,
-    values,
-};
 use bytes::Bytes;
+use rung_frontend::engine::Generation;
 use rung_frontend::engine::proto::{self, FinishReason};
 use rung_frontend::engine::session::{Session, SessionEnd, SessionObserver, SessionReader, StepReport};
 use rung_frontend::engine::types::{
     EngineError, EngineErrorCode, EngineFinish, GenerateRequest, SampleDelta, Sampling, Stopping,
 };
-use rung_frontend::engine::{Engine, Generation};
-use sha2::Digest;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
+
+use crate::mock_engine::{
+    MAX_MODEL_LEN, MockEngine, MockSession, Script, VOCAB_SIZE, column, finished, length, real_column, rows,
+    values,
+};
 
 /// Counts what the session tells its observer.
 #[derive(Default)]

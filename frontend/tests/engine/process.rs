@@ -13,6 +13,8 @@ use crate::mock_engine::{MockEngine, MockSession, Script, length, rows};
 
 const STREAM: &str = r#"{"model": "mock", "prompt": [300, 301], "max_tokens": 100, "stream": true}"#;
 
+const WHOLE: &str = r#"{"model": "mock", "prompt": [300], "max_tokens": 1}"#;
+
 /// A running server.
 struct Server {
     process: Child,
@@ -47,7 +49,10 @@ fn with_engine(options: &[&str], command: Vec<String>) -> Vec<String> {
 
 impl Server {
     async fn start(options: &[&str], command: Vec<String>) -> Self {
-        let mut process = spawn(&with_engine(options, command));
+        Self::listening(spawn(&with_engine(options, command))).await
+    }
+
+    async fn listening(mut process: Child) -> Self {
         let mut stderr = BufReader::new(process.stderr.take().unwrap()).lines();
         let line = stderr.next_line().await.unwrap().unwrap();
         let address = line.strip_prefix("Listening on http://").unwrap().to_owned();
@@ -265,6 +270,42 @@ async fn a_killed_server_leaves_no_engine() {
     server.signal(Signal::KILL);
     server.wait().await;
     reports.ended().await;
+}
+
+#[tokio::test]
+async fn engines_that_run_elsewhere_are_shared_and_left_running() {
+    let mut engines = [MockEngine::start(Script::default()), MockEngine::start(Script::default())];
+    let mut arguments = vec!["--port".to_owned(), "0".to_owned()];
+    for engine in &engines {
+        arguments.extend(["--engine".to_owned(), engine.address.to_string()]);
+    }
+    let mut server = Server::listening(spawn(&arguments)).await;
+    server.line("Ready: ").await;
+    let mut sessions = [engines[0].session().await, engines[1].session().await];
+    let [first, second] = &mut sessions;
+    let answers = async {
+        tokio::join!(
+            server.send("POST", "/v1/completions", WHOLE),
+            server.send("POST", "/v1/completions", WHOLE)
+        )
+    };
+    let (answers, (), ()) = tokio::join!(answers, answer_one(first), answer_one(second));
+    assert_eq!((answers.0.status, answers.1.status), (200, 200));
+    let metrics = server.send("GET", "/metrics", "").await.rest().await;
+    assert_eq!(metrics.matches("\nrung_engine_up{").count(), 2);
+    server.signal(Signal::TERM);
+    assert_eq!(server.wait().await.code(), Some(0));
+    assert_eq!(first.next().await, None, "its session has ended");
+}
+
+async fn answer_one(session: &mut MockSession) {
+    let handle = session.submit().await.handles[0];
+    session
+        .step(|step| {
+            rows(step, &[(handle, &[310])]);
+            step.finished = vec![length(handle, 1)];
+        })
+        .await;
 }
 
 #[tokio::test]

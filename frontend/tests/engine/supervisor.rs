@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::child::{LIVE, Reports, answer_as};
-use crate::mock_engine::{MockEngine, Script};
 use rung_frontend::engine::types::{EngineErrorCode, EngineFinish, GenerateRequest, Sampling, Stopping};
 use rung_frontend::engine::{Engine, EnginePool, StartError, Supervisor};
 use rung_frontend::metrics::{EngineHost, Metrics};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+
+use crate::child::{LIVE, Reports, answer_as};
+use crate::mock_engine::{MockEngine, Script};
 
 /// A supervisor at work.
 struct Supervised {
