@@ -79,7 +79,7 @@ def test_up_to_near_ties_on_the_reference_runner(server: Server) -> None:
     requests = [
         {
             "prompt": f"{starts[index % len(starts)]} {'and so ' * (index % 7)}{index}",
-            "max_tokens": 8 + index % 8,
+            "max_tokens": 3 + index % 6,
             "temperature": 0,
             "logprobs": 2,
             "extra_body": {"return_token_ids": True},
