@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.model_files import VOCAB, write_gguf
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rung.models.config import DefaultSampling
 from rung.models.loader import open_model
+from tests.model_files import VOCAB, write_gguf
 
 
 @pytest.fixture(scope="module")

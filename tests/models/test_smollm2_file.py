@@ -8,12 +8,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from tests.golden.prompts import TEXTS
 from tokenizers import Tokenizer
 
 from rung.config import cache_dir
 from rung.hub import resolve
 from rung.models.loader import open_model
+from tests.golden.prompts import TEXTS
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden/smollm2_q4_1.json").read_text())["prompts"]
 
