@@ -249,7 +249,7 @@ async fn a_second_signal_ends_everything_at_once() {
     for (signal, status) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let mut engine = MockEngine::start(Script::default());
         let mut reports = Reports::new();
-        let script = format!("trap '' TERM; sleep 1000 & {}wait", answer_as(&engine));
+        let script = format!("trap '' TERM; sleep 100 & {}wait", answer_as(&engine));
         let mut server = Server::start(&[], reports.command(&script)).await;
         server.line("Ready: ").await;
         let (_answer, _session, _) = open_stream(&server, &mut engine).await;

@@ -126,7 +126,7 @@ async fn a_hung_engine_is_killed_with_all_that_it_started() {
     let mut engine = MockEngine::start(Script::default());
     let mut reports = Reports::new();
     // Ignores SIGTERM, and a helper of it would live on.
-    let script = format!("trap '' TERM; sleep 1000 & {}wait; cat", answer_as(&engine));
+    let script = format!("trap '' TERM; sleep 100 & {}wait; cat", answer_as(&engine));
     let supervised = Supervised::start(reports.command(&script));
     reports.started().await;
     supervised.pool.ready().await;
@@ -174,8 +174,7 @@ async fn a_stop_asks_politely_first() {
 async fn an_engine_that_ignores_sigterm_is_killed_in_the_end() {
     let mut reports = Reports::new();
     // Loading: it never answers.
-    let supervised =
-        Supervised::start(reports.command("trap '' TERM; sleep 1000 & echo deaf >&3; wait; cat"));
+    let supervised = Supervised::start(reports.command("trap '' TERM; sleep 100 & echo deaf >&3; wait; cat"));
     reports.started().await;
     assert_eq!(reports.next().await, "deaf");
     supervised.stop().await;

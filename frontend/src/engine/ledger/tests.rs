@@ -89,6 +89,13 @@ fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
 struct Live {
     generation: Generation,
     handles: Vec<u32>,
+    let_go: BTreeSet<u32>,
+}
+
+impl Live {
+    fn wants(&self, handle: u32) -> bool {
+        self.handles.contains(&handle) && !self.let_go.contains(&handle)
+    }
 }
 
 /// Both sides of a session.
@@ -135,7 +142,7 @@ impl World {
                 Generation::new(samples, Arc::new(Aborts { ledger, handles: fresh }))
             })
             .unwrap();
-        self.live.push(Live { generation, handles });
+        self.live.push(Live { generation, handles, let_go: BTreeSet::new() });
     }
 
     /// What the engine does with a message, and what a message must satisfy.
@@ -146,7 +153,7 @@ impl World {
                 let wanted = submit
                     .handles
                     .iter()
-                    .any(|handle| self.live.iter().any(|live| live.handles.contains(handle)));
+                    .any(|handle| self.live.iter().any(|live| live.wants(*handle)));
                 assert!(wanted, "a request that nobody waits for was written");
                 for handle in submit.handles {
                     assert!(self.seen.insert(handle), "handle {handle} was used twice");
@@ -204,6 +211,7 @@ impl World {
                 let live = &mut self.live[position];
                 let sample = sample.index(live.handles.len());
                 live.generation.abort(sample as u32);
+                live.let_go.insert(live.handles[sample]);
             }
             Action::Write => self.write(),
             Action::Token(index) => {
@@ -231,6 +239,14 @@ impl World {
     fn settle(mut self) {
         while !lock(&self.ledger).queue.is_empty() || !lock(&self.ledger).aborts.is_empty() {
             self.write();
+        }
+        for handle in self.engine.keys() {
+            let is_wanted = self.live.iter().any(|live| live.wants(*handle));
+            assert_eq!(
+                self.aborted.contains(handle),
+                !is_wanted,
+                "of rows, those and only those unwanted are aborted"
+            );
         }
         self.act(Action::Cancel);
         let rows: Vec<u32> = self.engine.keys().copied().collect();
