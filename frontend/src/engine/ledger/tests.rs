@@ -150,10 +150,8 @@ impl World {
         let Some(message) = lock(&self.ledger).next_message() else { return };
         match message.message.unwrap() {
             proto::session_request::Message::Submit(submit) => {
-                let wanted = submit
-                    .handles
-                    .iter()
-                    .any(|handle| self.live.iter().any(|live| live.wants(*handle)));
+                let wanted =
+                    submit.handles.iter().any(|handle| self.live.iter().any(|live| live.wants(*handle)));
                 assert!(wanted, "a request that nobody waits for was written");
                 for handle in submit.handles {
                     assert!(self.seen.insert(handle), "handle {handle} was used twice");
