@@ -280,7 +280,9 @@ async fn engines_that_run_elsewhere_are_shared_and_left_running() {
         arguments.extend(["--engine".to_owned(), engine.address.to_string()]);
     }
     let mut server = Server::listening(spawn(&arguments)).await;
-    server.line("Ready: ").await;
+    for _ in &engines {
+        server.line("connected").await;
+    }
     let mut sessions = [engines[0].session().await, engines[1].session().await];
     let [first, second] = &mut sessions;
     let answers = async {
@@ -322,7 +324,12 @@ async fn a_client_that_leaves_is_aborted_in_the_engine() {
 async fn a_lost_engine_ends_streams_with_an_error_and_readiness() {
     let mut engine = MockEngine::start(Script::default());
     let mut reports = Reports::new();
-    let server = Server::ready(&[], &engine, &mut reports).await;
+    // The second life never answers, so that the server stays unready.
+    let directory = tempfile::tempdir().unwrap();
+    let once = format!("mkdir {}/once 2>/dev/null || {LIVE}; ", directory.path().display());
+    let mut server = Server::start(&[], reports.command(&(once + &answer_as(&engine) + LIVE))).await;
+    reports.started().await;
+    server.line("Ready: ").await;
     let (answer, session, _) = open_stream(&server, &mut engine).await;
     session.fail(tonic::Status::internal("it fell over")).await;
     let events = answer.rest().await;
