@@ -4,6 +4,7 @@ Every option may also be given as an environment variable: `--max-num-seqs 8` is
 `RUNG_MAX_NUM_SEQS=8`; the command line wins. Switches take 1 or 0. Besides the options:
 
 RUNG_CACHE_DIR   where fetched models are kept; default $XDG_CACHE_HOME/rung, else ~/.cache/rung
+RUNG_LOG         read by the frontend alone: its log filter, such as debug
 
 Binds, loads and opens nothing.
 """
@@ -11,6 +12,7 @@ Binds, loads and opens nothing.
 from __future__ import annotations
 
 import ipaddress
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2"
 RUNNERS = ("reference", "fake")
+LOG_FORMATS = ("human", "json")
 # sockaddr_un holds 108 bytes on Linux and 104 on macOS, with a final zero.
 MAX_SOCKET_PATH_BYTES = 100
 _BYTE_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
@@ -79,6 +82,7 @@ class ModelOptions:
     kv_cache_bytes:         memory for keys and values; None: chosen from what is free.
     runner:                 what computes: "reference" (torch, float32) or "fake" (no model at all).
     threads:                threads that compute; None: every core this process may use.
+    fake_step_ms:           time that each step of the fake runner takes.
     """
 
     max_model_len: int | None = None
@@ -88,6 +92,7 @@ class ModelOptions:
     kv_cache_bytes: int | None = None
     runner: str = "reference"
     threads: int | None = None
+    fake_step_ms: int = 0
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -125,6 +130,8 @@ class ServeConfig:
     drain_timeout_s:       how long streams may go on after the first Ctrl-C or SIGTERM.
     max_inflight_requests: HTTP requests served or waiting at once; more get 429.
     max_body_bytes:        bytes of one HTTP request body.
+    sse_keepalive_s:       silence on a stream before a comment is sent.
+    log_format:            form of the frontend's messages on standard error.
     """
 
     model: str
@@ -134,9 +141,11 @@ class ServeConfig:
     served_model_name: str | None = None
     api_key_file: Path | None = None
     insecure: bool = False
-    drain_timeout_s: int = 30
+    drain_timeout_s: float = 30.0
     max_inflight_requests: int | None = None
     max_body_bytes: int | None = None
+    sse_keepalive_s: float | None = None
+    log_format: str | None = None
 
 
 class Settings:
@@ -196,7 +205,7 @@ def serve_config(settings: Settings) -> ServeConfig:
             f"--host {host} would serve other machines without authentication; give --api-key-file, "
             "or --insecure where the network itself is trusted."
         )
-    drain_timeout_s = settings.get("drain_timeout", integer(0, 86_400))
+    drain_timeout_s = settings.get("drain_timeout", _seconds)
     port = settings.get("port", integer(0, 65_535))
     return ServeConfig(
         model=settings.text("model") or DEFAULT_MODEL,
@@ -206,9 +215,11 @@ def serve_config(settings: Settings) -> ServeConfig:
         served_model_name=settings.text("served_model_name"),
         api_key_file=api_key_file,
         insecure=insecure,
-        drain_timeout_s=30 if drain_timeout_s is None else drain_timeout_s,
+        drain_timeout_s=30.0 if drain_timeout_s is None else drain_timeout_s,
         max_inflight_requests=settings.get("max_inflight_requests", integer(1, 1 << 20)),
         max_body_bytes=settings.get("max_body_bytes", byte_count),
+        sse_keepalive_s=settings.get("sse_keepalive", _seconds),
+        log_format=settings.get("log_format", _choice(LOG_FORMATS)),
     )
 
 
@@ -224,8 +235,9 @@ def model_options(settings: Settings) -> ModelOptions:
         or default.max_num_batched_tokens,
         max_waiting=settings.get("max_waiting", integer(1, 1 << 20)) or default.max_waiting,
         kv_cache_bytes=kv_cache_bytes or None,
-        runner=settings.get("runner", _runner) or default.runner,
+        runner=settings.get("runner", _choice(RUNNERS)) or default.runner,
         threads=threads or None,
+        fake_step_ms=settings.get("fake_step_ms", integer(0, 60_000)) or 0,
     )
 
 
@@ -239,6 +251,8 @@ def engine_arguments(options: ModelOptions) -> list[str]:
         f"--runner={options.runner}",
         f"--threads={'auto' if options.threads is None else options.threads}",
     ]
+    if options.fake_step_ms:
+        arguments.append(f"--fake-step-ms={options.fake_step_ms}")
     if options.max_model_len is not None:
         arguments.append(f"--max-model-len={options.max_model_len}")
     return arguments
@@ -309,6 +323,16 @@ def byte_count(text: str, origin: str) -> int:
     return count
 
 
+def _seconds(text: str, origin: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 86_400:
+        raise ConfigError(f"{origin} must be a number of seconds from 0 to 86400, but it is {text!r}.")
+    return value
+
+
 def _or_auto(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:
     """Lets `auto` stand for 0, which no such option means otherwise."""
     return lambda text, origin: 0 if text == "auto" else parse(text, origin)
@@ -321,10 +345,13 @@ def _flag(text: str, origin: str) -> bool:
     return values[text.lower()]
 
 
-def _runner(text: str, origin: str) -> str:
-    if text not in RUNNERS:
-        raise ConfigError(f"{origin} must be one of {', '.join(RUNNERS)}, but it is {text!r}.")
-    return text
+def _choice(values: tuple[str, ...]) -> Callable[[str, str], str]:
+    def parse(text: str, origin: str) -> str:
+        if text not in values:
+            raise ConfigError(f"{origin} must be one of {', '.join(values)}, but it is {text!r}.")
+        return text
+
+    return parse
 
 
 def _host(text: str, origin: str) -> str:

@@ -163,6 +163,7 @@ class Engine:
 
     def run(self) -> None:
         """Serve until `stop`, or until a second step in a row fails."""
+        self._last_commit_ns = time.monotonic_ns()
         try:
             while self._receive():
                 self._turn()

@@ -1,7 +1,14 @@
 //! Command line and environment to one validated configuration; the only place that reads either.
 
+mod args;
+
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
+
+pub use args::{ConfigError, from_process};
+
+use crate::engine::EngineAddress;
 
 /// Everything the server needs to know, checked before anything is bound or started.
 #[derive(Debug, Clone)]
@@ -28,10 +35,10 @@ pub enum EngineSource {
         /// Program and arguments; the socket address is appended.
         command: Vec<String>,
     },
-    /// Engines that run elsewhere, such as `unix:/run/rung/engine.sock` or `host:port`.
+    /// Engines that run elsewhere.
     Connect {
         /// One or more addresses.
-        addresses: Vec<String>,
+        addresses: Vec<EngineAddress>,
         /// Certificates for TCP; `None` needs `--insecure`.
         tls: Option<TlsFiles>,
     },
@@ -41,11 +48,11 @@ pub enum EngineSource {
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
     /// Authority that signed the engine's certificate.
-    pub ca: std::path::PathBuf,
+    pub ca: PathBuf,
     /// Our certificate.
-    pub cert: std::path::PathBuf,
+    pub cert: PathBuf,
     /// Its key.
-    pub key: std::path::PathBuf,
+    pub key: PathBuf,
 }
 
 /// Limits on requests; each is named in the error of the request that exceeds it.
@@ -79,4 +86,23 @@ impl Default for Limits {
             sse_keepalive: Duration::from_secs(15),
         }
     }
+}
+
+/// How messages about the server itself are written to stderr.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Logging {
+    /// Their form.
+    pub format: LogFormat,
+    /// Which are written, in the syntax of `tracing` directives, such as `info` or
+    /// `warn,rung_frontend=debug`.
+    pub filter: String,
+}
+
+/// The form of log messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Human,
+    /// One JSON object a line.
+    Json,
 }

@@ -5,10 +5,18 @@
 //!               ↘ engine (the only protobuf)
 //! ```
 
+pub mod admission;
 pub mod chat;
 pub mod config;
 pub mod engine;
+pub mod error;
 pub mod lifecycle;
+pub mod listener;
 pub mod metrics;
+pub mod middleware;
 pub mod model;
+pub mod openai;
+pub mod router;
+pub mod serve;
+pub mod state;
 pub mod text;

@@ -1,11 +1,32 @@
-//! Every metric of the frontend: name, unit, meaning.
+//! Every metric of the frontend: name, unit, meaning. Reading them waits for nobody.
+
+mod engine;
+mod histogram;
+mod http;
 
 use prometheus_client::registry::Registry;
 
+use engine::EngineFamilies;
+pub use engine::{EngineHost, EngineMetrics};
+pub use histogram::DurationHistogram;
+pub use http::{FinishLabels, HttpMetrics, RejectLabels, RequestLabels};
+
 /// Counters and histograms, updated without locks on the request path.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    /// Requests as clients see them.
+    pub http: HttpMetrics,
+    engines: EngineFamilies,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut registry = Registry::default();
+        let http = HttpMetrics::register(&mut registry);
+        let engines = EngineFamilies::register(&mut registry);
+        Self { registry, http, engines }
+    }
 }
 
 impl Metrics {
@@ -15,5 +36,10 @@ impl Metrics {
         // Writing to a String cannot fail.
         let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
         text
+    }
+
+    /// The metrics of one engine, at their idle values.
+    pub fn engine(&self, name: &str, host: EngineHost) -> EngineMetrics {
+        self.engines.of(name, host)
     }
 }

@@ -1,10 +1,17 @@
 //! A model as the frontend serves it: the engine's facts, the tokenizer and the chat template.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
 
 use crate::chat::ChatTemplate;
 use crate::engine::types::ModelFacts;
 use crate::text::Tokenizer;
+
+const TOKENIZER_FILE: &str = "tokenizer.json";
+const TEMPLATE_FILE: &str = "chat_template.jinja";
 
 /// Built once per engine connection from what the engine announces; shared by all requests.
 #[derive(Debug)]
@@ -19,4 +26,33 @@ pub struct ServedModel {
     pub tokenizer: Arc<Tokenizer>,
     /// Absent when the model has none: chat requests are then refused with that reason.
     pub template: Option<ChatTemplate>,
+}
+
+impl ServedModel {
+    /// Builds the model from the files of its tokenizer bundle. Takes about a second of processor
+    /// time for a large vocabulary. The error is one sentence.
+    pub fn build(
+        id: Option<&str>,
+        facts: ModelFacts,
+        files: &BTreeMap<String, Bytes>,
+    ) -> Result<Self, String> {
+        let tokenizer = files.get(TOKENIZER_FILE).ok_or(format!("The engine offers no {TOKENIZER_FILE}."))?;
+        let tokenizer = Tokenizer::from_json(tokenizer, facts.vocab_size)
+            .map_err(|error| format!("The engine's {TOKENIZER_FILE} cannot be used: {error}."))?;
+        let template = files.get(TEMPLATE_FILE).map(|source| compile(source)).transpose()?;
+        Ok(Self {
+            id: id.unwrap_or(&facts.name).to_owned(),
+            // A clock before 1970 is no reason not to serve.
+            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            facts,
+            tokenizer: Arc::new(tokenizer),
+            template,
+        })
+    }
+}
+
+fn compile(source: &[u8]) -> Result<ChatTemplate, String> {
+    let unusable = |reason: String| format!("The engine's {TEMPLATE_FILE} cannot be used: {reason}.");
+    let source = std::str::from_utf8(source).map_err(|error| unusable(error.to_string()))?;
+    ChatTemplate::compile(source).map_err(|error| unusable(error.to_string()))
 }

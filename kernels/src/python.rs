@@ -16,9 +16,7 @@ fn value_error(error: impl std::error::Error) -> PyErr {
 
 #[pyfunction]
 fn row_bytes(format: &str, num_cols: usize) -> PyResult<usize> {
-    Format::from_name(format)
-        .and_then(|format| format.row_bytes(num_cols))
-        .map_err(value_error)
+    Format::from_name(format).and_then(|format| format.row_bytes(num_cols)).map_err(value_error)
 }
 
 #[pyfunction]
@@ -40,15 +38,13 @@ fn dequantize_rows<'py>(
             format.name()
         )));
     }
-    let bytes = data
-        .as_slice()
-        .map_err(|_| PyValueError::new_err("data must be contiguous, row after row"))?;
+    let bytes =
+        data.as_slice().map_err(|_| PyValueError::new_err("data must be contiguous, row after row"))?;
     let out = PyArray2::<f32>::zeros(py, [num_rows, num_cols], false);
     {
         let mut writer = out.readwrite();
         let values = writer.as_slice_mut()?;
-        py.detach(|| dequantize::dequantize(format, bytes, values))
-            .map_err(value_error)?;
+        py.detach(|| dequantize::dequantize(format, bytes, values)).map_err(value_error)?;
     }
     Ok(out)
 }
@@ -56,14 +52,8 @@ fn dequantize_rows<'py>(
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add(
-        "FORMATS",
-        PyTuple::new(module.py(), Format::ALL.map(Format::name))?,
-    )?;
-    module.add(
-        "AVAILABLE_ISAS",
-        PyTuple::new(module.py(), Isa::available().into_iter().map(Isa::name))?,
-    )?;
+    module.add("FORMATS", PyTuple::new(module.py(), Format::ALL.map(Format::name))?)?;
+    module.add("AVAILABLE_ISAS", PyTuple::new(module.py(), Isa::available().into_iter().map(Isa::name))?)?;
     module.add_class::<model::PyModel>()?;
     module.add_function(wrap_pyfunction!(row_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(dequantize_rows, module)?)

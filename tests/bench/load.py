@@ -11,10 +11,13 @@ from dataclasses import dataclass
 
 import httpx
 
-WORDS = (
-    "time year people way day man thing woman life child world school state family student group country "
-    "problem hand part place case week company system program question work government number night point"
-).split()
+# fmt: off
+WORDS = [
+    "time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world", "school",
+    "state", "family", "student", "group", "country", "problem", "hand", "part", "place", "case", "week",
+    "company", "system", "program", "question", "work", "government", "number", "night", "point",
+]
+# fmt: on
 
 
 @dataclass(frozen=True)

@@ -53,11 +53,16 @@ def measure() -> MachineLimits:
     cores = len(os.sched_getaffinity(0))
     torch.set_num_threads(cores)
     with torch.inference_mode():
-        matrix = torch.ones(65536, 4096)
-        vector = torch.ones(4096)
-        read_s = best_seconds(lambda: torch.mv(matrix, vector), 7)
-        read_gb_s = matrix.numel() * 4 / read_s / 1e9
-        del matrix
-        square = torch.ones(1024, 1024)
-        product_s = best_seconds(lambda: torch.mm(square, square), 9)
-    return MachineLimits(cpu_name(), cores, read_gb_s, 2 * 1024**3 / product_s / 1e9)
+        return MachineLimits(cpu_name(), cores, read_gb_s(), float32_gflops())
+
+
+def read_gb_s() -> float:
+    """Of a product that reads 1 GiB once."""
+    matrix, vector = torch.ones(65536, 4096), torch.ones(4096)
+    return matrix.numel() * 4 / best_seconds(lambda: torch.mv(matrix, vector), 7) / 1e9
+
+
+def float32_gflops() -> float:
+    """Of a product that stays in cache."""
+    square = torch.ones(1024, 1024)
+    return 2 * 1024**3 / best_seconds(lambda: torch.mm(square, square), 9) / 1e9

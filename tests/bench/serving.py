@@ -11,7 +11,8 @@ import platform
 import sys
 import time
 
-from rung.hub.pull import resolve
+from rung.config import cache_dir
+from rung.hub import resolve
 from rung.models.loader import open_model
 from tests.bench.load import LoadResult, run
 from tests.bench.machine import MachineLimits, measure
@@ -25,17 +26,17 @@ def print_limits(limits: MachineLimits) -> None:
     print(f"float32        {limits.float32_gflops:.0f} GFLOP/s (1024-cubed matrix product)")
 
 
-def print_result(result: LoadResult, roof_tokens_per_s: float, one_user: float | None) -> None:
+def print_result(result: LoadResult, roof_steps_per_s: float, one_user: float | None) -> None:
     """One row of the table."""
     prompt = sum(a.num_prompt_tokens for a in result.answers) / len(result.answers)
     output = sum(a.num_output_tokens for a in result.answers) / len(result.answers)
-    decode = result.num_users / (result.median_ms("tpot_s") / 1e3)
+    steps_per_s = 1e3 / result.median_ms("tpot_s")
     versus = f"{result.output_tokens_per_s / one_user:5.2f}x" if one_user else "   1x "
     print(
         f"{result.num_users:5d}  {prompt:6.0f}  {output:6.0f}  {result.output_tokens_per_s:8.1f}  {versus}"
-        f"  {decode:8.1f}  {decode / roof_tokens_per_s:6.0%}"
-        f"  {result.median_ms('ttft_s'):8.0f} {result.worst_ms('ttft_s'):8.0f}"
-        f"  {result.median_ms('tpot_s'):8.1f} {result.worst_ms('tpot_s'):8.1f}"
+        f" {steps_per_s * result.num_users:8.1f}  {steps_per_s / roof_steps_per_s:6.0%}"
+        f"  {result.median_ms('ttft_s'):8.0f} {result.worst_ms('ttft_s'):6.0f}"
+        f"  {result.median_ms('tpot_s'):8.1f} {result.worst_ms('tpot_s'):6.1f}"
     )
 
 
@@ -52,7 +53,7 @@ def main() -> None:
 
     limits = measure()
     print_limits(limits)
-    metadata = open_model(resolve(arguments.model)).metadata
+    metadata = open_model(resolve(arguments.model, cache_dir())).metadata
     # The reference runner reads every weight once a step, as float32; tied heads are read as well.
     weight_bytes = 4 * metadata.num_parameters
     roof = limits.read_gb_s * 1e9 / weight_bytes
@@ -63,15 +64,20 @@ def main() -> None:
     start = time.perf_counter()
     with serving(arguments.model, *arguments.serve_options) as server:
         print(f"start to ready {time.perf_counter() - start:.1f} s (cached model)")
-        print("\nclosed loop, greedy, streamed, no shared prefix; roof = decode steps/s by memory read, per row")
+        print("\nclosed loop, greedy, streamed, no shared prefix; /roof = decode steps/s against memory read")
         print(
-            "users  prompt  output  out tok/s  vs 1   decode/s   /roof  TTFT p50      max  TPOT p50      max  (ms)"
+            "users  prompt  output  out tok/s  vs 1    rows/s   /roof  TTFT p50    max  TPOT p50    max  ms"
         )
         one_user = None
         for users in map(int, arguments.users.split(",")):
             result = asyncio.run(
                 run(
-                    server.url, arguments.model, users, arguments.requests_per_user, arguments.words, arguments.output
+                    server.url,
+                    arguments.model,
+                    users,
+                    arguments.requests_per_user,
+                    arguments.words,
+                    arguments.output,
                 )
             )
             print_result(result, roof, one_user)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests.contract.codegen import ENGINE_ROOT, PROTO_ROOT, TARGET_PREFIX, generate
 
 

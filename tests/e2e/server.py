@@ -57,7 +57,9 @@ class Server:
         while True:
             line = self._new_lines.get(timeout=limit_s)
             if line is None:
-                raise AssertionError(f"the server ended before a line like {pattern!r}:\n" + "\n".join(self.lines))
+                raise AssertionError(
+                    f"the server ended before a line like {pattern!r}:\n" + "\n".join(self.lines)
+                )
             found = re.search(pattern, line)
             if found:
                 return found
@@ -70,12 +72,24 @@ class Server:
 
     def client(self, **options: object) -> openai.OpenAI:
         """The official client, without retries that would hide an error."""
-        settings = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 120, **options}
+        settings = {
+            "base_url": f"{self.url}/v1",
+            "api_key": "none",
+            "max_retries": 0,
+            "timeout": 120,
+            **options,
+        }
         return openai.OpenAI(**settings)  # type: ignore[arg-type]
 
     def async_client(self, **options: object) -> openai.AsyncOpenAI:
         """The same, asynchronous."""
-        settings = {"base_url": f"{self.url}/v1", "api_key": "none", "max_retries": 0, "timeout": 120, **options}
+        settings = {
+            "base_url": f"{self.url}/v1",
+            "api_key": "none",
+            "max_retries": 0,
+            "timeout": 120,
+            **options,
+        }
         return openai.AsyncOpenAI(**settings)  # type: ignore[arg-type]
 
     def get(self, path: str) -> httpx.Response:
@@ -84,7 +98,9 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum over the samples of one metric family in `/metrics`."""
-        values = re.findall(rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)", self.get("/metrics").text, re.MULTILINE)
+        values = re.findall(
+            rf"^{re.escape(name)}(?:\{{[^}}]*\}})? (\S+)", self.get("/metrics").text, re.MULTILINE
+        )
         assert values, f"{name} is not in /metrics"
         return sum(map(float, values))
 
@@ -121,6 +137,8 @@ class Server:
         for process in alive:
             process.kill()
         self._reader.join(timeout=10)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
 
 
 @contextmanager

@@ -48,7 +48,12 @@ def test_exact_on_the_fake_runner(fake_server: Server) -> None:
     for index in range(NUM_STREAMS):
         prompt_ids = [rng.randrange(1000, 40_000) for _ in range(rng.randrange(1, 300))]
         extra: dict[str, Any] = {"ignore_eos": True, "return_token_ids": True}
-        request = {"prompt": prompt_ids, "max_tokens": rng.randrange(1, 120), "temperature": index % 2, "seed": index}
+        request = {
+            "prompt": prompt_ids,
+            "max_tokens": rng.randrange(1, 120),
+            "temperature": index % 2,
+            "seed": index,
+        }
         requests.append({**request, "extra_body": extra})
     alone, together = run_alone_and_together(fake_server, requests)
     assert together == alone
@@ -63,11 +68,18 @@ def test_exact_on_the_fake_runner(fake_server: Server) -> None:
 
 
 def test_up_to_near_ties_on_the_reference_runner(server: Server) -> None:
-    starts = ["The sea is", "def add(a, b):", "Once upon a time", "1, 2, 3,", "La capitale de", "Roses are red,"]
+    starts = [
+        "The sea is",
+        "def add(a, b):",
+        "Once upon a time",
+        "1, 2, 3,",
+        "La capitale de",
+        "Roses are red,",
+    ]
     requests = [
         {
             "prompt": f"{starts[index % len(starts)]} {'and so ' * (index % 7)}{index}",
-            "max_tokens": 8 + index % 8,
+            "max_tokens": 3 + index % 6,
             "temperature": 0,
             "logprobs": 2,
             "extra_body": {"return_token_ids": True},

@@ -13,7 +13,14 @@ import pytest
 
 from tests.e2e.server import Server, poll_until, serving
 
-LONG = {"model": "smollm2", "prompt": "Count:", "max_tokens": 1500, "ignore_eos": True, "temperature": 0, "stream": True}
+LONG = {
+    "model": "smollm2",
+    "prompt": "Count:",
+    "max_tokens": 1500,
+    "ignore_eos": True,
+    "temperature": 0,
+    "stream": True,
+}
 # The fake runner with steps long enough that a test can act in the middle of an answer.
 SLOW_FAKE = ("--runner", "fake", "--fake-step-ms", "5")
 
@@ -87,7 +94,10 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group_and_still_drains(model: st
 def test_a_killed_frontend_leaves_no_orphan(model: str) -> None:
     with serving(model, *SLOW_FAKE) as server:
         family = server.processes()
-        with httpx.Client(timeout=60) as client, client.stream("POST", f"{server.url}/v1/completions", json=LONG) as answer:
+        with (
+            httpx.Client(timeout=60) as client,
+            client.stream("POST", f"{server.url}/v1/completions", json=LONG) as answer,
+        ):
             read_events(answer.iter_lines(), 2)
             server.process.kill()
     assert not psutil.wait_procs(family, timeout=10)[1]
@@ -140,7 +150,7 @@ def test_a_drain_deadline_ends_streams_with_an_error(model: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streaming", "whole"])
-def test_b02_a_client_that_leaves_frees_its_blocks(fake_slow: Server, stream: bool) -> None:  # noqa: FBT001
+def test_b02_a_client_that_leaves_frees_its_blocks(fake_slow: Server, stream: bool) -> None:
     """Two engine steps after the disconnect the row is gone and its blocks are free."""
     server = fake_slow
     body = json.dumps({**LONG, "stream": stream, "n": 2}).encode()

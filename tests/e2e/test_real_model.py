@@ -15,7 +15,9 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 def test_the_capital_of_france(server: Server) -> None:
-    answer = server.client().chat.completions.create(model="smollm2", messages=FRANCE, max_tokens=40, temperature=0)
+    answer = server.client().chat.completions.create(
+        model="smollm2", messages=FRANCE, max_tokens=40, temperature=0
+    )
     message = answer.choices[0].message
     assert message.role == "assistant"
     assert "Paris" in (message.content or "")
@@ -28,7 +30,11 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
     client = server.client()
     whole = client.chat.completions.create(model="smollm2", messages=FRANCE, max_tokens=40, temperature=0)
     stream = client.chat.completions.create(
-        model="smollm2", messages=FRANCE, max_tokens=40, temperature=0, stream=True,
+        model="smollm2",
+        messages=FRANCE,
+        max_tokens=40,
+        temperature=0,
+        stream=True,
         stream_options={"include_usage": True},
     )
     chunks = list(stream)
@@ -42,15 +48,23 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server) -> None:
 
 def test_two_samples_share_nothing_but_the_prompt(server: Server) -> None:
     answer = server.client().chat.completions.create(
-        model="smollm2", messages=[{"role": "user", "content": "Tell me a story."}],
-        n=2, temperature=1.2, seed=7, max_tokens=16,
+        model="smollm2",
+        messages=[{"role": "user", "content": "Tell me a story."}],
+        n=2,
+        temperature=1.2,
+        seed=7,
+        max_tokens=16,
     )
     assert [choice.index for choice in answer.choices] == [0, 1]
     texts = [choice.message.content for choice in answer.choices]
     assert texts[0] != texts[1]
     again = server.client().chat.completions.create(
-        model="smollm2", messages=[{"role": "user", "content": "Tell me a story."}],
-        n=2, temperature=1.2, seed=7, max_tokens=16,
+        model="smollm2",
+        messages=[{"role": "user", "content": "Tell me a story."}],
+        n=2,
+        temperature=1.2,
+        seed=7,
+        max_tokens=16,
     )
     assert [choice.message.content for choice in again.choices] == texts
 
@@ -78,7 +92,12 @@ def test_a_stop_string_across_token_borders(server: Server) -> None:
 @pytest.mark.parametrize("prompt", ["Repeat: 你好，世界。", "Repeat exactly: 🌊🌙🦀", "Повтори: привет, мир"])
 def test_text_of_several_bytes_a_character_streams_whole(server: Server, prompt: str) -> None:
     client = server.client()
-    request = {"model": "smollm2", "messages": [{"role": "user", "content": prompt}], "max_tokens": 24, "temperature": 0}
+    request = {
+        "model": "smollm2",
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": 24,
+        "temperature": 0,
+    }
     whole = client.chat.completions.create(**request)
     pieces = [
         chunk.choices[0].delta.content or ""
@@ -115,8 +134,12 @@ def test_golden_prompts_over_http(server: Server, entry: dict[str, object]) -> N
     """The whole path gives the independent implementation's ids: as text, and as ids."""
     expected, margins = entry["output_ids"], entry["margins"]
     by_ids = complete(
-        server, prompt=entry["prompt_ids"], max_tokens=len(expected), temperature=0,
-        ignore_eos=True, return_token_ids=True,
+        server,
+        prompt=entry["prompt_ids"],
+        max_tokens=len(expected),
+        temperature=0,
+        ignore_eos=True,
+        return_token_ids=True,
     )
     got = by_ids["choices"][0]["token_ids"]
     for step, (ours, theirs) in enumerate(zip(got, expected, strict=True)):

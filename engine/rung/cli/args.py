@@ -96,6 +96,16 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
     http.add_argument(
         "--max-body-bytes", metavar="SIZE", help="largest request body, such as 32MiB (default: 32MiB)"
     )
+    http.add_argument(
+        "--sse-keepalive",
+        metavar="SECONDS",
+        help="silence on a stream before a comment is sent (default: 15)",
+    )
+    http.add_argument(
+        "--log-format",
+        metavar="FORMAT",
+        help="form of messages on standard error: human or json (default: human)",
+    )
     _add_model_options(parser)
 
 
@@ -166,4 +176,7 @@ def _add_model_options(parser: Parser) -> None:
         "--max-waiting",
         metavar="N",
         help=f"sequences that may wait; more are refused (default: {_DEFAULTS.max_waiting})",
+    )
+    engine.add_argument(
+        "--fake-step-ms", metavar="MS", help="time that a step of the fake runner takes (default: 0)"
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,26 +18,28 @@ class IntegrityError(RuntimeError):
 
 def check_blocks(pool: BlockPool, tables: Mapping[int, Sequence[int]]) -> None:
     """Check that each block is either free or held as often as `tables` (owner -> blocks) name it."""
-    free = pool.free_blocks
-    ref_counts = pool.ref_counts
-    owners: Counter[int] = Counter()
+    num_blocks = pool.num_blocks
     for owner, blocks in tables.items():
         if len(set(blocks)) != len(blocks):
             raise IntegrityError(f"the block table of request {owner} names a block twice: {list(blocks)}")
-        owners.update(blocks)
-    if len(set(free)) != len(free):
-        raise IntegrityError("a block stands twice in the free list")
-    for block in owners.keys() - set(range(pool.num_blocks)):
-        raise IntegrityError(f"a block table names block {block} of a pool of {pool.num_blocks}")
-    for block in free:
-        if owners[block]:
-            raise IntegrityError(f"block {block} is free and in {owners[block]} block tables")
-    for block, count in enumerate(ref_counts):
-        if count != owners[block]:
-            raise IntegrityError(f"block {block} counts {count} holders and is in {owners[block]} tables")
-    if len(free) + len(owners) != pool.num_blocks:
+        for block in blocks:
+            if not 0 <= block < num_blocks:
+                raise IntegrityError(f"request {owner} holds block {block} of a pool of {num_blocks}")
+    held = np.array([block for blocks in tables.values() for block in blocks], dtype=np.int64)
+    owners = np.bincount(held, minlength=num_blocks)
+    times_free = np.bincount(np.array(pool.free_blocks, dtype=np.int64), minlength=num_blocks)
+    counted = np.array(pool.ref_counts, dtype=np.int64)
+    wrong = np.flatnonzero(owners != counted)
+    if len(wrong):
+        block = wrong[0]
         raise IntegrityError(
-            f"{len(free)} free and {len(owners)} held blocks do not make up the pool of {pool.num_blocks}"
+            f"block {block} counts {counted[block]} holders and is in {owners[block]} tables"
+        )
+    wrong = np.flatnonzero(times_free != (owners == 0))
+    if len(wrong):
+        block = wrong[0]
+        raise IntegrityError(
+            f"block {block} is in {owners[block]} tables and {times_free[block]} times in the free list"
         )
 
 

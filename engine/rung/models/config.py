@@ -58,5 +58,3 @@ class DefaultSampling:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-
-

@@ -94,4 +94,6 @@ ARCHITECTURE = Architecture(
     gguf_names=GGUF_NAMES,
     hf_names=HF_NAMES,
     gguf_interleaved_heads=("layers.{i}.q_proj", "layers.{i}.k_proj"),
+    # A tied head may be stored again; old checkpoints hold the rotary frequencies.
+    hf_ignored=("lm_head.weight", "model.layers.*.self_attn.rotary_emb.inv_freq"),
 )

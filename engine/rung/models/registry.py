@@ -36,6 +36,7 @@ class Architecture:
     gguf_names, hf_names: part to the tensor's name in the source, "{i}" for the layer.
     gguf_interleaved_heads: parts whose rows GGUF stores per head as pairs (0, d/2, 1, d/2+1, ...),
         for rotary embedding of neighbours; canonical is the half-split order (0, 1, ...).
+    hf_ignored: patterns of tensors that checkpoints may hold and the decoder does without.
     """
 
     decoder: Callable[[Ops[Any], ModelConfig], None]
@@ -43,6 +44,7 @@ class Architecture:
     gguf_names: Mapping[str, str]
     hf_names: Mapping[str, str]
     gguf_interleaved_heads: tuple[str, ...] = ()
+    hf_ignored: tuple[str, ...] = ()
 
 
 def find_architecture(name: str) -> Architecture:

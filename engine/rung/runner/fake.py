@@ -131,7 +131,7 @@ class FakeRunner:
         if self._step_s > 0:
             time.sleep(self._step_s)
         self._kv[plan.freed_blocks] = np.uint64(POISON)
-        query_lens = np.diff(plan.query_start)
+        query_lens = plan.query_lens
         self._check_covered(plan, plan.num_computed + query_lens)
         folds = self._fold(plan.block_tables, plan.num_computed)
         single = np.flatnonzero(query_lens == 1).astype(np.int32)
@@ -143,7 +143,7 @@ class FakeRunner:
         """Choose tokens from the slots as they stand in memory after `forward`."""
         sampling = plan.sampling
         rows = plan.sample_rows
-        lengths = plan.num_computed[rows] + np.diff(plan.query_start)[rows]
+        lengths = plan.num_computed[rows] + plan.query_lens[rows]
         folds = self._fold(plan.block_tables[rows], lengths)
         is_random = sampling.temperature > 0
         seeds = np.where(is_random, sampling.seed, np.uint64(0))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rung.scheduler.batch import StepOutput, StepPlan
+if TYPE_CHECKING:
+    from rung.scheduler.batch import StepOutput, StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """Which tokens run in each step. Pure: no torch, no clock, no I/O."""
 
-from rung.scheduler.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.limits import SchedulerConfig
+from rung.scheduler.scheduler import Scheduler
 
 __all__ = ["Scheduler", "SchedulerConfig"]

@@ -84,6 +84,12 @@ class StepPlan:
         """T."""
         return len(self.token_ids)
 
+    @property
+    def query_lens(self) -> I32:
+        """Tokens that each row computes: [R] i32, all at least 1."""
+        lens: I32 = self.query_start[1:] - self.query_start[:-1]
+        return lens
+
 
 @dataclass(frozen=True, slots=True)
 class LogprobRow:

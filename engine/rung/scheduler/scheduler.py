@@ -7,47 +7,16 @@ and reads no clock: durations enter through `commit`.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, fields
 
 import numpy as np
 
-from rung.errors import ConfigError, ErrorCode, RequestError
+from rung.errors import ErrorCode, RequestError
 from rung.kv.block_pool import BlockPool
 from rung.kv.integrity import IntegrityError, check_blocks, check_coverage
 from rung.request import Finished, FinishReason, Request, Started
 from rung.scheduler.batch import I32, I64, LogprobRow, SchedulerStats, StepEvents, StepOutput, StepPlan
+from rung.scheduler.limits import SchedulerConfig, check_fits
 from rung.scheduler.table import StateTable, blocks_for
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Limits. All are at least 1.
-
-    num_blocks:             KV blocks of the runner.
-    block_size:             tokens per block.
-    max_num_seqs:           requests that run at once.
-    max_num_batched_tokens: tokens per step, over all rows.
-    max_waiting:            requests accepted and not yet running.
-    max_model_len:          tokens of one request, prompt and answer.
-    """
-
-    num_blocks: int
-    block_size: int = 16
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_waiting: int
-    max_model_len: int
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            if getattr(self, item.name) < 1:
-                raise ConfigError(f"{item.name} is {getattr(self, item.name)}; it must be at least 1.")
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ConfigError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs is "
-                f"{self.max_num_seqs}; each running sequence needs a token per step, so make the first "
-                "at least the second."
-            )
 
 
 class Scheduler:
@@ -98,8 +67,14 @@ class Scheduler:
 
         waited_s: how long they have been on their way inside the engine; counts as queueing.
         """
+        seen: set[int] = set()
         for request in requests:
-            self._check_fits(request)
+            check_fits(request, self.config)
+            if request.request_id in self._live or request.request_id in seen:
+                raise RequestError(
+                    ErrorCode.INVALID_ARGUMENT, f"Request id {request.request_id} is already in use."
+                )
+            seen.add(request.request_id)
         limit = self.config.max_waiting
         if len(requests) > limit:
             raise RequestError(
@@ -148,7 +123,7 @@ class Scheduler:
         """
         self._land(plan, elapsed_s)
         table = self._table
-        table.num_computed[plan.rows] += np.diff(plan.query_start)
+        table.num_computed[plan.rows] += plan.query_lens
         for index, error in output.failed.items():
             request = self._live.get(int(plan.request_ids[index]))
             if request is not None:
@@ -220,35 +195,6 @@ class Scheduler:
         if sorted([*self._empty_rows, *self._running.tolist()]) != list(range(self.config.max_num_seqs)):
             raise IntegrityError("the state rows are not those in use and those that are empty")
 
-    def _check_fits(self, request: Request) -> None:
-        config = self.config
-        if request.request_id in self._live:
-            raise RequestError(
-                ErrorCode.INVALID_ARGUMENT, f"Request id {request.request_id} is already in use."
-            )
-        if request.num_prompt_tokens < 1 or request.stopping.max_tokens < 1:
-            raise RequestError(
-                ErrorCode.INVALID_ARGUMENT,
-                f"The prompt has {request.num_prompt_tokens} tokens and max_tokens is "
-                f"{request.stopping.max_tokens}; both must be at least 1.",
-            )
-        total = request.max_total_tokens
-        if total > config.max_model_len:
-            raise RequestError(
-                ErrorCode.CONTEXT_LENGTH,
-                f"The prompt of {request.num_prompt_tokens} tokens and max_tokens "
-                f"{request.stopping.max_tokens} make {total} tokens and the context holds "
-                f"{config.max_model_len}; shorten one of them.",
-            )
-        needed = blocks_for(total, config.block_size)
-        if needed > config.num_blocks:
-            raise RequestError(
-                ErrorCode.CAPACITY,
-                f"The prompt and max_tokens make {total} tokens, which need {needed} KV blocks of "
-                f"{config.block_size} tokens, and the engine has {config.num_blocks}; "
-                "shorten one of them or give the engine more KV memory.",
-            )
-
     def _select_running(self) -> tuple[I32, I32, bool]:
         """Spend the budget on running rows and give them blocks.
 
@@ -271,7 +217,10 @@ class Scheduler:
         """Rows that are one token behind first, then chunks of the others, oldest first."""
         table = self._table
         behind = table.num_tokens[self._running] - table.num_computed[self._running]
-        order = np.argsort(behind != 1, kind="stable")
+        is_chunk = behind != 1
+        if not is_chunk.any():
+            return self._running, behind
+        order = np.argsort(is_chunk, kind="stable")
         spent = np.minimum(np.cumsum(behind[order]), self.config.max_num_batched_tokens)
         query_lens = np.diff(spent, prepend=0).astype(np.int32)
         served = query_lens > 0
@@ -284,6 +233,8 @@ class Scheduler:
         only if every row that may still grow could get one block more: a prompt that is let in to
         be thrown out halfway would be computed twice.
         """
+        if not self._waiting:
+            return rows, query_lens
         config, table = self.config, self._table
         budget = config.max_num_batched_tokens - int(query_lens.sum())
         num_growing = int(np.count_nonzero(table.num_blocks[self._running] < table.max_blocks[self._running]))

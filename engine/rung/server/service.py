@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from rung.errors import ConfigError
 from rung.server import convert
@@ -37,7 +38,9 @@ HEARTBEAT_S = 0.25
 FETCH_CHUNK_BYTES = 1024 * 1024
 # A reader that leaves this many rejections unread is not read from until it catches up.
 MAX_UNREAD_REJECTIONS = 1024
-STOP_GRACE_S = 0.25
+# How long a stopping engine waits for its sessions to take their last events, and for their streams.
+FLUSH_S = 0.2
+STOP_GRACE_S = 0.3
 KEEPALIVE_MS = 10_000
 
 _CHANNEL_OPTIONS = (
@@ -98,7 +101,6 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             await context.abort(
                 grpc.StatusCode.NOT_FOUND, f"This model has no tokenizer file {request.name!r}."
             )
-            return
         for start in range(0, len(content), FETCH_CHUNK_BYTES):
             yield model_pb2.FetchTokenizerResponse(chunk=content[start : start + FETCH_CHUNK_BYTES])
 
@@ -115,12 +117,19 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 f"This engine already serves {MAX_SESSIONS} sessions, its limit.",
             )
+        # Sent by itself, so that a status can follow at any time: a first write that is still under
+        # way would hold the metadata that a status then waits for.
+        await context.send_initial_metadata(())
         stream = self._open()
         reader = asyncio.ensure_future(self._read(stream, requests))
         writer = asyncio.ensure_future(self._write(stream, context))
         try:
             ends: set[asyncio.Future[Any]] = {reader, writer, self._closing}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._closing.done():
+                # The engine has published its last events; a reader that keeps up gets them.
+                stream.news.set()
+                await asyncio.wait({writer}, timeout=FLUSH_S)
         finally:
             # Also when the client is gone, which cancels this coroutine.
             self._close(stream)
@@ -161,16 +170,21 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         stream.session.close()
 
     async def _read(self, stream: _Stream, requests: AsyncIterator[engine_pb2.SessionRequest]) -> None:
-        async for message in requests:
-            stream.session.receive(message)
-            while stream.session.num_rejected > MAX_UNREAD_REJECTIONS:
-                stream.room.clear()
-                await stream.room.wait()
+        try:
+            async for message in requests:
+                stream.session.receive(message)
+                while stream.session.num_rejected > MAX_UNREAD_REJECTIONS:
+                    stream.room.clear()
+                    await stream.room.wait()
+        except DecodeError as error:
+            raise convert.FrameError(f"A frame is no SessionRequest: {error}.") from error
 
     async def _write(self, stream: _Stream, context: SessionContext) -> None:
-        while True:
+        is_last = False
+        while not is_last:
             await stream.news.wait()
             stream.news.clear()
+            is_last = self._closing.done()
             # Built when the transport asks for more: what came meanwhile has merged by itself.
             responses = stream.session.responses()
             stream.room.set()

@@ -1,5 +1,8 @@
-//! Chat templates.
+//! Chats to prompt text: messages as clients send them, rendered by the model's own template.
 
-/// A compiled template.
-#[derive(Debug)]
-pub struct ChatTemplate;
+mod messages;
+mod template;
+mod values;
+
+pub use messages::{MessageError, normalize_messages};
+pub use template::{ChatTemplate, RenderInput, TemplateError};

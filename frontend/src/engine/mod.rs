@@ -1,11 +1,31 @@
 //! Engines as the rest of the frontend sees them, and the only code that knows protobuf.
 
+mod address;
+mod backoff;
+mod child;
+mod client;
+mod convert;
+mod frame;
 mod generation;
+mod ledger;
+mod pool;
+pub mod session;
+mod supervisor;
 pub mod types;
+
+/// The wire types; for this module, and for the scripted engine of its tests.
+#[expect(missing_docs, clippy::pedantic, clippy::large_enum_variant, reason = "generated")]
+pub mod proto {
+    include!("gen/rung.engine.v1.rs");
+}
 
 use std::sync::Arc;
 
+pub use address::EngineAddress;
+pub use client::{ClientError, EngineClient};
 pub use generation::{AbortSink, Generation, GenerationSink};
+pub use pool::{Attached, EnginePool};
+pub use supervisor::{StartError, Supervisor};
 use types::{EngineError, GenerateRequest};
 
 use crate::model::ServedModel;

@@ -1,9 +1,6 @@
 //! Plain floating-point formats. A block is one value.
 
-#![expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "the signature of every block decoder"
-)]
+#![expect(clippy::trivially_copy_pass_by_ref, reason = "the signature of every block decoder")]
 
 /// IEEE single precision, little-endian.
 pub(super) fn f32_value(block: &[u8; 4], out: &mut [f32; 1]) {

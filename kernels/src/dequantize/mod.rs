@@ -110,17 +110,11 @@ impl Format {
     /// Bytes of a row of `num_cols` values.
     pub fn row_bytes(self, num_cols: usize) -> Result<usize, DequantizeError> {
         if !num_cols.is_multiple_of(self.block_len()) {
-            return Err(DequantizeError::PartialBlock {
-                format: self,
-                num_cols,
-            });
+            return Err(DequantizeError::PartialBlock { format: self, num_cols });
         }
         (num_cols / self.block_len())
             .checked_mul(self.block_bytes())
-            .ok_or(DequantizeError::TooLarge {
-                format: self,
-                num_cols,
-            })
+            .ok_or(DequantizeError::TooLarge { format: self, num_cols })
     }
 }
 
@@ -168,17 +162,9 @@ impl fmt::Display for DequantizeError {
                 format.block_len()
             ),
             Self::TooLarge { format, num_cols } => {
-                write!(
-                    f,
-                    "a row of {num_cols} {} values is too large",
-                    format.name()
-                )
+                write!(f, "a row of {num_cols} {} values is too large", format.name())
             }
-            Self::Length {
-                format,
-                num_bytes,
-                num_values,
-            } => write!(
+            Self::Length { format, num_bytes, num_values } => write!(
                 f,
                 "{num_bytes} bytes do not hold {num_values} values of format {}: {} bytes per {} values",
                 format.name(),
@@ -195,14 +181,8 @@ impl std::error::Error for DequantizeError {}
 /// given as one slice.
 pub fn dequantize(format: Format, data: &[u8], out: &mut [f32]) -> Result<(), DequantizeError> {
     let num_blocks = data.len() / format.block_bytes();
-    if !data.len().is_multiple_of(format.block_bytes())
-        || num_blocks * format.block_len() != out.len()
-    {
-        return Err(DequantizeError::Length {
-            format,
-            num_bytes: data.len(),
-            num_values: out.len(),
-        });
+    if !data.len().is_multiple_of(format.block_bytes()) || num_blocks * format.block_len() != out.len() {
+        return Err(DequantizeError::Length { format, num_bytes: data.len(), num_values: out.len() });
     }
     match format {
         Format::F32 => each_block(data, out, float::f32_value),
@@ -248,17 +228,11 @@ mod tests {
         assert_eq!(Format::Q6_K.row_bytes(512), Ok(420));
         assert_eq!(
             Format::Q8_0.row_bytes(33),
-            Err(DequantizeError::PartialBlock {
-                format: Format::Q8_0,
-                num_cols: 33
-            })
+            Err(DequantizeError::PartialBlock { format: Format::Q8_0, num_cols: 33 })
         );
         assert_eq!(
             Format::F32.row_bytes(usize::MAX),
-            Err(DequantizeError::TooLarge {
-                format: Format::F32,
-                num_cols: usize::MAX
-            })
+            Err(DequantizeError::TooLarge { format: Format::F32, num_cols: usize::MAX })
         );
     }
 
@@ -267,9 +241,7 @@ mod tests {
         for format in Format::ALL {
             assert_eq!(Format::from_name(format.name()), Ok(format));
         }
-        let message = Format::from_name("Q3_X")
-            .err()
-            .map(|error| error.to_string());
+        let message = Format::from_name("Q3_X").err().map(|error| error.to_string());
         assert_eq!(
             message.as_deref(),
             Some(
@@ -282,22 +254,12 @@ mod tests {
     fn lengths_must_agree() {
         for format in Format::ALL {
             let mut out = vec![0.0; 2 * format.block_len()];
-            for num_bytes in [
-                0,
-                format.block_bytes(),
-                2 * format.block_bytes() - 1,
-                3 * format.block_bytes(),
-            ] {
+            for num_bytes in [0, format.block_bytes(), 2 * format.block_bytes() - 1, 3 * format.block_bytes()]
+            {
                 let result = dequantize(format, &vec![0; num_bytes], &mut out);
-                assert!(
-                    matches!(result, Err(DequantizeError::Length { .. })),
-                    "{format:?} {num_bytes}"
-                );
+                assert!(matches!(result, Err(DequantizeError::Length { .. })), "{format:?} {num_bytes}");
             }
-            assert_eq!(
-                dequantize(format, &vec![0; 2 * format.block_bytes()], &mut out),
-                Ok(())
-            );
+            assert_eq!(dequantize(format, &vec![0; 2 * format.block_bytes()], &mut out), Ok(()));
         }
     }
 }

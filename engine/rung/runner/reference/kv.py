@@ -26,8 +26,12 @@ class PagedKV:
         shape = (num_blocks + 1, block_size, config.num_kv_heads, config.head_dim)
         self.block_size = block_size
         self.pad_slot = num_blocks * block_size
-        self._keys = [torch.zeros(shape) for _ in range(config.num_layers)]
-        self._values = [torch.zeros(shape) for _ in range(config.num_layers)]
+        # Left as the system gives it: no slot is read before it is written, and pages that are never
+        # used never become resident.
+        self._keys = [torch.empty(shape) for _ in range(config.num_layers)]
+        self._values = [torch.empty(shape) for _ in range(config.num_layers)]
+        for cache in (*self._keys, *self._values):
+            cache[-1] = 0.0
 
     def poison(self, blocks: torch.Tensor) -> None:
         """Fill `blocks` [F] int64 with NaN, so that reading one before it is rewritten shows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +11,7 @@ from rung.models.registry import find_architecture
 from rung.runner.protocol import RunnerInfo
 from rung.runner.reference.kv import PagedKV, kv_bytes_per_block
 from rung.runner.reference.ops import ReferenceOps
+from rung.runner.reference.threads import available_cpus
 from rung.sampling.sampler import sample
 from rung.scheduler.batch import StepOutput, StepPlan
 
@@ -36,7 +36,7 @@ class ReferenceRunner:
         block_size: int,
         num_threads: int | None = None,
     ) -> None:
-        torch.set_num_threads(num_threads or _available_cpus())
+        torch.set_num_threads(num_threads or available_cpus())
         tensors = {name: torch.from_numpy(weights.get(name).to_float32()) for name in weights.names()}
         self._config = config
         self._decoder = find_architecture(config.architecture).decoder
@@ -73,7 +73,3 @@ class ReferenceRunner:
 
     def close(self) -> None:
         """Nothing to release: torch owns its threads, and memory goes with the object."""
-
-
-def _available_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

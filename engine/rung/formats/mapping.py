@@ -1,0 +1,36 @@
+"""Files as read-only memory. Knows no format.
+
+A mapped file must not be changed while it is in use: replace it by rename instead.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rung.errors import ModelError
+
+if TYPE_CHECKING:
+    import os
+
+
+def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
+    """The whole of a regular, non-empty file. Arrays made from the map keep it open."""
+    path = Path(path)
+    try:
+        # Anything else could block on open (a pipe) or has no length (a device).
+        if not path.is_file():
+            kind = "is not a regular file" if path.exists() else "does not exist"
+            raise ModelError(f"{path} {kind}")
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                raise ModelError(f"{path} is empty")
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def quoted(text: str) -> str:
+    """A name out of a file, for a message: escaped and cut, since it may be anything."""
+    return repr(text if len(text) <= 80 else text[:77] + "...")

@@ -1,0 +1,97 @@
+//! What happens around every request: its id, its metrics, panics, keys. None of it reads a body.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::extract::{Request, State};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
+use http::{HeaderName, HeaderValue, header};
+use rand::Rng;
+use subtle::{Choice, ConstantTimeEq};
+
+use crate::error::{ApiError, ErrorCode};
+use crate::metrics::{RejectLabels, RequestLabels};
+use crate::state::AppState;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Paths that need no key: probes and scrapers have none.
+const OPEN_PATHS: [&str; 5] = ["/livez", "/readyz", "/health", "/version", "/metrics"];
+
+/// Paths that metrics name.
+const KNOWN_PATHS: [&str; 8] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/models",
+    "/livez",
+    "/readyz",
+    "/health",
+    "/version",
+    "/metrics",
+];
+
+/// Gives every response an `X-Request-Id`: the client's own where it is well-formed.
+pub async fn request_id(request: Request, next: Next) -> Response {
+    let own = request.headers().get(&REQUEST_ID).filter(|id| is_request_id(id.as_bytes())).cloned();
+    let id = own.or_else(|| HeaderValue::try_from(format!("req-{:032x}", rand::rng().random::<u128>())).ok());
+    let mut response = next.run(request).await;
+    if let Some(id) = id {
+        response.headers_mut().insert(REQUEST_ID, id);
+    }
+    response
+}
+
+fn is_request_id(id: &[u8]) -> bool {
+    let is_allowed = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(byte);
+    (1..=128).contains(&id.len()) && id.iter().all(is_allowed)
+}
+
+/// Counts answers by route and status, and errors by code.
+pub async fn measure(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let endpoint = match KNOWN_PATHS.iter().find(|&&known| known == path) {
+        Some(known) => known,
+        None if path.starts_with("/v1/models/") => "/v1/models",
+        None => "other",
+    };
+    let response = next.run(request).await;
+    let http = &state.metrics.http;
+    http.requests.get_or_create(&RequestLabels { endpoint, status: response.status().as_u16() }).inc();
+    if let Some(ErrorCode(reason)) = response.extensions().get() {
+        http.rejected.get_or_create(&RejectLabels { reason }).inc();
+    }
+    response
+}
+
+/// A panic in a handler is that request's 500 and nobody else's.
+pub async fn catch_panic(request: Request, next: Next) -> Response {
+    AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+        ApiError::Internal("The server failed while it handled this request.".to_owned()).into_response()
+    })
+}
+
+/// Refuses requests without a key, where keys are configured.
+pub async fn authenticate(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let is_open = OPEN_PATHS.contains(&request.uri().path());
+    if is_open || has_key(&request, &state.config.api_keys) {
+        return next.run(request).await;
+    }
+    ApiError::Unauthorized.into_response()
+}
+
+fn has_key(request: &Request, keys: &[String]) -> bool {
+    if keys.is_empty() {
+        return true;
+    }
+    let header = request.headers().get(header::AUTHORIZATION).map(HeaderValue::as_bytes);
+    let Some((scheme, token)) = header.and_then(|header| header.split_at_checked(7)) else {
+        return false;
+    };
+    if !scheme.eq_ignore_ascii_case(b"bearer ") {
+        return false;
+    }
+    let token = token.trim_ascii();
+    // Every key is compared in full, so that time tells neither which one nor how much matched.
+    keys.iter().fold(Choice::from(0), |found, key| found | key.as_bytes().ct_eq(token)).into()
+}

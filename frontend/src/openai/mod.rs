@@ -1,0 +1,26 @@
+//! The only OpenAI JSON: request bodies to engine requests, and events to answers.
+//!
+//! ```text
+//! json → validate → prepare → answer (events) → fold or sse → chat or completions (JSON)
+//! ```
+
+mod answer;
+mod body;
+mod chat;
+mod completions;
+mod endpoint;
+mod fields;
+mod json;
+mod logprobs;
+mod meter;
+mod models;
+mod prepare;
+mod sse;
+mod types;
+mod unsupported;
+mod usage;
+mod validate;
+
+pub use chat::chat_completions;
+pub use completions::completions;
+pub use models::{list_models, retrieve_model};

@@ -1,0 +1,153 @@
+//! Checked requests to engine requests: templates, tokenizing, room in the context.
+
+use std::sync::Arc;
+
+use super::validate::{ChatRequest, CompletionRequest, Options, Prompt};
+use crate::chat::{RenderInput, TemplateError};
+use crate::engine::types::{GenerateRequest, Stopping};
+use crate::error::ApiError;
+use crate::model::ServedModel;
+use crate::text::{LeadingSpace, SampleRules, SpecialTokens, StopSet, Tokenizer, TokenizerError};
+
+/// Everything that is needed to submit a request and to read its answer.
+#[derive(Debug)]
+pub(super) struct Prepared {
+    /// One per prompt.
+    pub requests: Vec<GenerateRequest>,
+    pub rules: Arc<SampleRules>,
+    pub options: Options,
+    pub model: Arc<ServedModel>,
+}
+
+/// Renders and tokenizes a chat.
+pub(super) fn prepare_chat(request: ChatRequest, model: Arc<ServedModel>) -> Result<Prepared, ApiError> {
+    let Some(template) = &model.template else {
+        let message = format!("The model {:?} has no chat template; use /v1/completions.", model.id);
+        return Err(ApiError::unsupported("messages", message));
+    };
+    let eos = model.facts.eos_token_ids.first().copied();
+    let prompt = template
+        .render(RenderInput {
+            messages: &request.messages,
+            add_generation_prompt: true,
+            bos_token: &token_text(&model.tokenizer, model.facts.bos_token_id),
+            eos_token: &token_text(&model.tokenizer, eos),
+        })
+        .map_err(template_error)?;
+    let ids = encode(&model, &prompt, SpecialTokens::Omit, "messages")?;
+    finish(vec![ids], request.options, model.tokenizer.leading_space(), model, "messages")
+}
+
+/// Tokenizes the prompts of a completion.
+pub(super) fn prepare_completion(
+    request: CompletionRequest,
+    model: Arc<ServedModel>,
+) -> Result<Prepared, ApiError> {
+    let mut prompts = Vec::with_capacity(request.prompts.len());
+    for prompt in request.prompts {
+        prompts.push(match prompt {
+            Prompt::Text(text) => encode(&model, &text, SpecialTokens::Add, "prompt")?,
+            Prompt::Ids(ids) => ids,
+        });
+    }
+    finish(prompts, request.options, LeadingSpace::Keep, model, "prompt")
+}
+
+fn token_text(tokenizer: &Tokenizer, id: Option<u32>) -> String {
+    let bytes = id.map_or(&[][..], |id| tokenizer.vocabulary().bytes(id));
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn template_error(error: TemplateError) -> ApiError {
+    match error {
+        TemplateError::Compile(_) => ApiError::Internal(error.to_string()),
+        _ => ApiError::invalid("messages", error.to_string()),
+    }
+}
+
+fn encode(
+    model: &ServedModel,
+    text: &str,
+    special_tokens: SpecialTokens,
+    param: &'static str,
+) -> Result<Vec<u32>, ApiError> {
+    let least = model.tokenizer.min_tokens(text.len());
+    if least >= model.facts.max_model_len as usize {
+        return Err(too_long(model, &format!("at least {least}"), param));
+    }
+    model.tokenizer.encode(text, special_tokens).map_err(|error| match error {
+        TokenizerError::OutsideVocabulary { .. } => ApiError::invalid(param, error.to_string()),
+        _ => ApiError::Internal(error.to_string()),
+    })
+}
+
+fn too_long(model: &ServedModel, length: &str, param: &'static str) -> ApiError {
+    let most = model.facts.max_model_len;
+    let message = format!(
+        "The prompt has {length} tokens, but the context holds {most} tokens, prompt and answer together; shorten the prompt."
+    );
+    ApiError::ContextLength { message, param: Some(param.into()) }
+}
+
+fn finish(
+    prompts: Vec<Vec<u32>>,
+    options: Options,
+    leading: LeadingSpace,
+    model: Arc<ServedModel>,
+    param: &'static str,
+) -> Result<Prepared, ApiError> {
+    let requests = prompts
+        .into_iter()
+        .map(|ids| generate_request(ids, &options, &model, param))
+        .collect::<Result<_, ApiError>>()?;
+    let mut ending_ids = options.stop_token_ids.clone();
+    if !options.ignore_eos {
+        ending_ids.extend_from_slice(&model.facts.eos_token_ids);
+    }
+    let rules = Arc::new(SampleRules {
+        tokenizer: Arc::clone(&model.tokenizer),
+        stops: StopSet::new(&options.stops),
+        ending_ids,
+        min_tokens: options.min_tokens,
+        leading,
+        logprobs: options.logprobs.is_some(),
+    });
+    Ok(Prepared { requests, rules, options, model })
+}
+
+fn generate_request(
+    ids: Vec<u32>,
+    options: &Options,
+    model: &ServedModel,
+    param: &'static str,
+) -> Result<GenerateRequest, ApiError> {
+    if ids.is_empty() {
+        return Err(ApiError::invalid(param, "The prompt has no tokens; at least one is needed."));
+    }
+    let room = u64::from(model.facts.max_model_len).saturating_sub(ids.len() as u64);
+    if room == 0 {
+        return Err(too_long(model, &ids.len().to_string(), param));
+    }
+    // More than there is room for is an upper bound, not a demand.
+    let max_tokens = options.max_tokens.map_or(room, |most| most.min(room)) as u32;
+    let request = GenerateRequest {
+        prompt_ids: ids.into(),
+        samples: options.samples,
+        sampling: options.sampling,
+        stopping: Stopping {
+            max_tokens: Some(max_tokens),
+            min_tokens: options.min_tokens.min(max_tokens),
+            stop_token_ids: options.stop_token_ids.clone(),
+            ignore_eos: options.ignore_eos,
+        },
+        top_logprobs: options.logprobs,
+    };
+    let bytes = request.prompt_ids.len() as u64 * 4 + SUBMIT_OVERHEAD_BYTES;
+    if bytes > u64::from(model.facts.limits.max_submit_bytes) {
+        return Err(too_long(model, &request.prompt_ids.len().to_string(), param));
+    }
+    Ok(request)
+}
+
+/// Room in an encoded Submit for everything beside the prompt.
+const SUBMIT_OVERHEAD_BYTES: u64 = 4096;

@@ -1,0 +1,127 @@
+//! Fields that clients know from other servers and that would change the answer. Each is refused
+//! unless its value asks for what happens anyway: ignoring one in silence would be a wrong answer.
+
+use serde_json::Value;
+
+use super::fields::Fields;
+use crate::error::ApiError;
+
+/// Which values of a field change nothing.
+#[derive(Clone, Copy)]
+enum Neutral {
+    /// None.
+    Nothing,
+    /// `false`.
+    False,
+    /// `true`.
+    True,
+    /// Any boolean.
+    AnyFlag,
+    /// `[]` or `{}`.
+    Empty,
+    /// This number.
+    Number(f64),
+    /// One of these strings.
+    Text(&'static [&'static str]),
+    /// An object whose `type` is `text`.
+    TextFormat,
+    /// A list that holds `text` alone.
+    TextModality,
+}
+
+const SHARED: &[(&str, Neutral)] = &[
+    ("logit_bias", Neutral::Empty),
+    ("presence_penalty", Neutral::Number(0.0)),
+    ("frequency_penalty", Neutral::Number(0.0)),
+    ("repetition_penalty", Neutral::Number(1.0)),
+    ("length_penalty", Neutral::Number(1.0)),
+    ("min_p", Neutral::Number(0.0)),
+    ("typical_p", Neutral::Number(1.0)),
+    ("use_beam_search", Neutral::False),
+    ("bad_words", Neutral::Empty),
+    ("allowed_token_ids", Neutral::Nothing),
+    ("include_stop_str_in_output", Neutral::False),
+    ("skip_special_tokens", Neutral::True),
+    ("spaces_between_special_tokens", Neutral::AnyFlag),
+    ("truncate_prompt_tokens", Neutral::Nothing),
+    ("prompt_logprobs", Neutral::Nothing),
+    ("echo", Neutral::False),
+    ("response_format", Neutral::TextFormat),
+    ("structured_outputs", Neutral::Nothing),
+    ("guided_json", Neutral::Nothing),
+    ("guided_regex", Neutral::Nothing),
+    ("guided_choice", Neutral::Nothing),
+    ("guided_grammar", Neutral::Nothing),
+    ("regex", Neutral::Nothing),
+    ("ebnf", Neutral::Nothing),
+    ("json_schema", Neutral::Nothing),
+    ("cache_salt", Neutral::Nothing),
+    ("priority", Neutral::Number(0.0)),
+];
+
+const CHAT: &[(&str, Neutral)] = &[
+    ("tools", Neutral::Empty),
+    ("tool_choice", Neutral::Text(&["none", "auto"])),
+    ("parallel_tool_calls", Neutral::AnyFlag),
+    ("functions", Neutral::Empty),
+    ("function_call", Neutral::Text(&["none", "auto"])),
+    ("audio", Neutral::Nothing),
+    ("modalities", Neutral::TextModality),
+    ("prediction", Neutral::Nothing),
+    ("web_search_options", Neutral::Nothing),
+    ("chat_template", Neutral::Nothing),
+    ("chat_template_kwargs", Neutral::Empty),
+    ("documents", Neutral::Empty),
+    ("add_generation_prompt", Neutral::True),
+    ("continue_final_message", Neutral::False),
+    ("add_special_tokens", Neutral::False),
+];
+
+const COMPLETIONS: &[(&str, Neutral)] = &[
+    ("suffix", Neutral::Text(&[""])),
+    ("add_special_tokens", Neutral::True),
+    ("prompt_embeds", Neutral::Nothing),
+];
+
+/// For chat completions.
+pub(super) fn refuse_in_chat(fields: &Fields) -> Result<(), ApiError> {
+    refuse(fields, SHARED)?;
+    refuse(fields, CHAT)
+}
+
+/// For completions.
+pub(super) fn refuse_in_completions(fields: &Fields) -> Result<(), ApiError> {
+    refuse(fields, SHARED)?;
+    refuse(fields, COMPLETIONS)
+}
+
+fn refuse(fields: &Fields, table: &'static [(&'static str, Neutral)]) -> Result<(), ApiError> {
+    for &(name, neutral) in table {
+        if let Some(value) = fields.get(name)
+            && !is_neutral(value, neutral)
+        {
+            return Err(ApiError::unsupported(
+                name,
+                format!("{name} is not supported by this server; leave it out."),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn is_neutral(value: &Value, neutral: Neutral) -> bool {
+    match neutral {
+        Neutral::Nothing => false,
+        Neutral::False => value == &Value::Bool(false),
+        Neutral::True => value == &Value::Bool(true),
+        Neutral::AnyFlag => value.is_boolean(),
+        Neutral::Empty => {
+            value.as_array().is_some_and(Vec::is_empty)
+                || value.as_object().is_some_and(serde_json::Map::is_empty)
+        }
+        Neutral::Number(number) => value.as_f64() == Some(number),
+        Neutral::Text(texts) => value.as_str().is_some_and(|text| texts.contains(&text)),
+        Neutral::TextFormat => value["type"] == "text",
+        Neutral::TextModality => value.as_array().is_some_and(|list| list.iter().all(|item| item == "text")),
+    }
+}

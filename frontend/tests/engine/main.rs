@@ -1,0 +1,11 @@
+//! The engine side of the frontend against engines that tests script: sessions and the pool, the
+//! supervisor, and the whole server process. One crate, so that it is linked once.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+mod child;
+mod client;
+mod mock_engine;
+mod pool;
+mod process;
+mod supervisor;

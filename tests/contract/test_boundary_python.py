@@ -1,0 +1,162 @@
+"""Every field of the protocol does something on the engine's side: read where it comes in, filled where
+it goes out. A field that is added to the .proto files fails here until it does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from rung.engine import Heartbeat, StepTiming
+from rung.errors import ErrorCode, RequestError
+from rung.models.config import DefaultSampling
+from rung.request import Finished, FinishReason, Started
+from rung.scheduler.batch import LogprobRow, SchedulerStats, StepEvents
+from rung.server import convert
+from rung.server.gen import engine_pb2, generation_pb2, model_pb2, step_pb2
+from rung.server.outbox import Publisher, Rejection, request_id
+from rung.server.session import Session
+from tests.unit.engine_fixture import make_facts, u32
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor
+    from google.protobuf.message import Message
+
+    from rung.request import Request
+
+FACTS = make_facts()
+
+# One other value per field of a Submit, and what of the request must show it.
+SUBMIT_CHANGES = {
+    "handles": [9],
+    "prompt_ids": u32([5, 6]),
+    "sampling.temperature": 0.5,
+    "sampling.top_k": 3,
+    "sampling.top_p": 0.5,
+    "sampling.seed": 8,
+    "stopping.max_tokens": 5,
+    "stopping.min_tokens": 2,
+    "stopping.stop_token_ids": [4],
+    "stopping.ignore_eos": True,
+    "logprobs.top_n": 3,
+}
+
+
+def leaf_fields(message: Descriptor, prefix: str = "") -> set[str]:
+    """Dotted names of all fields below a message that hold no message themselves."""
+    names = set()
+    for field in message.fields:
+        if field.message_type is not None:
+            names |= leaf_fields(field.message_type, f"{prefix}{field.name}.")
+        else:
+            names.add(prefix + field.name)
+    return names
+
+
+def filled_fields(message: Message, prefix: str = "") -> set[str]:
+    """Dotted names of the leaf fields that hold anything but their default."""
+    names = set()
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            names.add(prefix + field.name)
+            continue
+        for item in value if isinstance(value, (list, tuple)) or hasattr(value, "append") else [value]:
+            names |= filled_fields(item, f"{prefix}{field.name}.")
+    return names
+
+
+def base_submit() -> generation_pb2.Submit:
+    return generation_pb2.Submit(
+        handles=[1],
+        prompt_ids=u32([1, 2, 3]),
+        sampling=generation_pb2.Sampling(seed=1),
+        stopping=generation_pb2.Stopping(max_tokens=10),
+    )
+
+
+def shown(request: Request) -> tuple[object, ...]:
+    return (request.request_id, request.prompt_ids.tolist(), request.sampling, request.stopping)
+
+
+def test_the_table_names_every_field_of_a_submit() -> None:
+    assert leaf_fields(generation_pb2.Submit.DESCRIPTOR) == set(SUBMIT_CHANGES)
+
+
+@pytest.mark.parametrize("field", SUBMIT_CHANGES)
+def test_no_field_of_a_submit_is_ignored(field: str) -> None:
+    submit = base_submit()
+    (before,) = convert.to_requests(submit, [1], 1, FACTS)
+    target: Message = submit
+    *parents, name = field.split(".")
+    for parent in parents:
+        target = getattr(target, parent)
+    value = SUBMIT_CHANGES[field]
+    if isinstance(value, list):
+        del getattr(target, name)[:]
+        getattr(target, name).extend(value)
+    else:
+        setattr(target, name, value)
+    (after,) = convert.to_requests(submit, convert.submit_handles(submit), 1, FACTS)
+    assert shown(before) != shown(after)
+
+
+class StillEngine:
+    """An engine that takes everything and does nothing."""
+
+    def submit(self, requests: object) -> None:
+        pass
+
+    def abort(self, request_ids: object) -> None:
+        pass
+
+    def heartbeat(self) -> Heartbeat:
+        return Heartbeat(1, 2, 3, SchedulerStats(1, 2, 3, 4, 5, 6, 7))
+
+
+def test_every_field_of_an_answer_is_filled_by_something() -> None:
+    publisher = Publisher()
+    session = Session(1, StillEngine(), FACTS, publisher, lambda: None)
+    row = LogprobRow(-0.5, np.array([3], dtype=np.int32), np.array([-0.5], dtype=np.float32))
+    error = RequestError(ErrorCode.OVERLOADED, "Full.")
+    publisher.reject([request_id(1, 9)], error)
+    publisher.publish(
+        StepEvents(
+            request_ids=np.array([request_id(1, 5)], dtype=np.int64),
+            token_ids=np.array([3], dtype=np.int32),
+            logprobs={0: row},
+            started=(Started(request_id(1, 5), 4, 2, 0.5, 0.25),),
+            finished=(
+                Finished(request_id(1, 5), FinishReason.STOP, 4, 1, stop_token_id=3),
+                Finished(request_id(1, 6), FinishReason.ERROR, 4, 0, error=error),
+            ),
+        ),
+        StepTiming(1, 2, 3, 4, 5, 6),
+    )
+    filled = set().union(*(filled_fields(response) for response in session.responses()))
+    assert filled == leaf_fields(engine_pb2.SessionResponse.DESCRIPTOR)
+
+
+def test_every_field_of_the_description_is_filled() -> None:
+    facts = make_facts()
+    object.__setattr__(facts.model, "default_sampling", DefaultSampling(temperature=0.5, top_k=4, top_p=0.9))
+    expected = leaf_fields(model_pb2.DescribeResponse.DESCRIPTOR)
+    # A model recommends no seed.
+    assert filled_fields(convert.describe(facts)) == expected - {"model.default_sampling.seed"}
+
+
+def test_capabilities_say_what_the_runner_can() -> None:
+    facts = make_facts()
+    both = {model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_BATCH_INVARIANT}
+    assert set(convert.describe(facts).capabilities) == both
+    object.__setattr__(facts, "batch_invariant", False)
+    assert set(convert.describe(facts).capabilities) == {model_pb2.CAPABILITY_LOGPROBS}
+
+
+def test_a_rejection_names_its_handles() -> None:
+    response = convert.rejected(Rejection((1, 2**32 - 1), RequestError(ErrorCode.DRAINING, "No.")))
+    assert response.rejected.handles == u32([1, 2**32 - 1])
+    assert response.rejected.error == step_pb2.EngineError(
+        code=step_pb2.ENGINE_ERROR_CODE_DRAINING, message="No.", retryable=True
+    )

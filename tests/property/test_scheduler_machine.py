@@ -1,0 +1,209 @@
+"""The real scheduler on the fake runner under any order of requests, aborts, failures and steps.
+
+Two schedulers get the same calls, so that their plans can be compared.
+"""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from rung.errors import ErrorCode, RequestError
+from rung.request import Finished, FinishReason, Request
+from rung.scheduler.batch import StepEvents, StepOutput, StepPlan
+from tests.scheduling import (
+    VOCAB_SIZE,
+    Answers,
+    alone,
+    assert_same,
+    make_request,
+    make_runner,
+    make_scheduler,
+)
+
+STEP_FAILED = RequestError(ErrorCode.INTERNAL, "The step failed.")
+ROW_FAILED = RequestError(ErrorCode.NON_FINITE, "The row failed.")
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+requests = st.fixed_dictionaries(
+    {
+        "prompt": st.lists(token_ids, min_size=1, max_size=8) | st.lists(token_ids, min_size=20, max_size=24),
+        "max_tokens": st.integers(1, 4) | st.integers(16, 24),
+        "min_tokens": st.integers(0, 8) | st.just(24),
+        "stop": st.just(()) | st.sets(token_ids, max_size=12),
+        "temperature": st.sampled_from([0.0, 1.0]),
+        "seed": st.integers(0, 2**64 - 1),
+        "sample_index": st.integers(0, 3),
+        "top_logprobs": st.sampled_from([None, 0, 2]),
+    }
+)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Pools in which the longest request just fits alone: rows that grow have to displace others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accepted: dict[int, Request] = {}
+        self.aborted: set[int] = set()
+        self.answers = Answers()
+        self.next_id = 0
+
+    @initialize(
+        num_blocks=st.integers(12, 16),
+        max_num_seqs=st.integers(1, 6),
+        spare_budget=st.integers(0, 12),
+        max_waiting=st.integers(3, 12),
+    )
+    def make(self, num_blocks: int, max_num_seqs: int, spare_budget: int, max_waiting: int) -> None:
+        limits = {
+            "num_blocks": num_blocks,
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_seqs + spare_budget,
+            "max_waiting": max_waiting,
+            "max_model_len": 48,
+        }
+        self.scheduler, self.twin = make_scheduler(**limits), make_scheduler(**limits)
+        self.runner = make_runner(self.scheduler)
+
+    @rule(siblings=st.lists(requests, min_size=1, max_size=3))
+    def add(self, siblings: list[dict[str, object]]) -> None:
+        ids = range(self.next_id, self.next_id + len(siblings))
+        self.next_id += len(siblings)
+        made = [make_request(request_id, **kwargs) for request_id, kwargs in zip(ids, siblings, strict=True)]
+        copies = [
+            make_request(request_id, **kwargs) for request_id, kwargs in zip(ids, siblings, strict=True)
+        ]
+        waiting = self.scheduler.stats().num_waiting
+        try:
+            self.scheduler.add(*made)
+        except RequestError:
+            assert waiting + len(made) > self.scheduler.config.max_waiting
+            assert self.scheduler.stats().num_waiting == waiting
+            return
+        self.twin.add(*copies)
+        self.accepted.update(zip(ids, made, strict=True))
+
+    @rule(count=st.integers(1, 20))
+    def run_steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    @precondition(lambda self: self.next_id)
+    @rule(data=st.data(), count=st.integers(1, 3), when=st.sampled_from(["between steps", "within a step"]))
+    def abort_some(self, data: st.DataObject, count: int, when: str) -> None:
+        plan, twin_plan = self.plan() if when == "within a step" else (None, None)
+        for _ in range(count):
+            self.abort(data)
+        if plan is not None:
+            self.land(plan, twin_plan)
+        else:
+            self.deliver(self.scheduler.take_events(), self.twin.take_events())
+
+    @rule(data=st.data(), what=st.sampled_from(["the step", "one row"]))
+    def run_a_step_that_fails(self, data: st.DataObject, what: str) -> None:
+        plan, twin_plan = self.plan()
+        if plan is None:
+            return
+        if what == "one row":
+            self.land(plan, twin_plan, failed={data.draw(st.integers(0, plan.num_rows - 1)): ROW_FAILED})
+            return
+        live = self.accepted.keys() - self.answers.finished.keys()
+        self.deliver(self.scheduler.fail(plan, STEP_FAILED, 1.0), self.twin.fail(twin_plan, STEP_FAILED, 1.0))
+        assert live & self.answers.finished.keys() == set(plan.request_ids.tolist())
+
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.integers(0, self.next_id - 1))
+        self.scheduler.abort(request_id)
+        self.twin.abort(request_id)
+        if request_id in self.accepted and request_id not in self.answers.finished:
+            self.aborted.add(request_id)
+
+    def step(self) -> None:
+        plan, twin_plan = self.plan()
+        if plan is not None:
+            self.land(plan, twin_plan)
+
+    def plan(self) -> tuple[StepPlan | None, StepPlan | None]:
+        preemptions = self.scheduler.stats().preemptions_total
+        waiting_before = {
+            request_id
+            for request_id, request in self.accepted.items()
+            if request.row == -1 and request_id not in self.answers.finished
+        }
+        plan, twin_plan = self.scheduler.schedule(), self.twin.schedule()
+        assert (plan is None) == (not self.scheduler.has_work)
+        assert_same(plan, twin_plan)
+        if plan is not None:
+            self.check_plan(plan)
+            if self.scheduler.stats().preemptions_total > preemptions:
+                assert not waiting_before & set(plan.request_ids.tolist())
+        return plan, twin_plan
+
+    def check_plan(self, plan: StepPlan) -> None:
+        assert 1 <= plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
+        assert plan.num_rows <= self.scheduler.config.max_num_seqs
+        assert (plan.query_lens >= 1).all()
+        assert len(set(plan.rows.tolist())) == plan.num_rows
+        # The oldest request is in every step: nobody can hold it up for ever.
+        oldest = min(request_id for request_id in self.accepted if request_id not in self.answers.finished)
+        assert oldest in plan.request_ids.tolist() or oldest in self.aborted
+
+    def land(
+        self, plan: StepPlan, twin_plan: StepPlan, failed: dict[int, RequestError] | None = None
+    ) -> None:
+        self.runner.forward(plan)
+        output = self.runner.sample(plan)
+        output = StepOutput(output.token_ids, output.logprobs, {**output.failed, **(failed or {})})
+        self.deliver(self.scheduler.commit(plan, output, 1.0), self.twin.commit(twin_plan, output, 1.0))
+
+    def deliver(self, events: StepEvents, twin_events: StepEvents) -> None:
+        assert_same(events, twin_events)
+        self.answers.take(events)
+        for index, request_id in enumerate(events.request_ids.tolist()):
+            asked = self.accepted[request_id].sampling.top_logprobs
+            assert (index in events.logprobs) == (asked is not None)
+        for finished in events.finished:
+            self.check_finished(finished)
+
+    def check_finished(self, finished: Finished) -> None:
+        request = self.accepted[finished.request_id]
+        expected = alone(request)
+        got = self.answers.tokens.get(finished.request_id, [])
+        assert finished.num_output_tokens == len(got)
+        assert finished.num_prompt_tokens == len(request.prompt_ids)
+        if finished.reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert got == expected
+            stopped = expected[-1] in request.stopping.stop_token_ids
+            assert (finished.reason is FinishReason.STOP) == stopped
+            assert finished.stop_token_id == (expected[-1] if stopped else None)
+        else:
+            assert got == expected[: len(got)]
+            assert (finished.reason is FinishReason.CANCELLED) == (finished.error is None)
+            assert finished.reason is FinishReason.ERROR or finished.request_id in self.aborted
+
+    @invariant()
+    def books_are_in_order(self) -> None:
+        if self.accepted:
+            self.scheduler.check_integrity()
+            stats = self.scheduler.stats()
+            live = len(self.accepted) - len(self.answers.finished)
+            assert stats.num_running + stats.num_waiting == live
+
+    def teardown(self) -> None:
+        """Whatever was accepted ends, in as many steps as its tokens at most."""
+        if not self.accepted:
+            return
+        live = [request for id_, request in self.accepted.items() if id_ not in self.answers.finished]
+        for _ in range(sum(request.max_total_tokens for request in live)):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+            self.scheduler.check_integrity()
+        assert self.answers.finished.keys() == self.accepted.keys()
+        assert self.scheduler.stats().num_blocks_used == 0
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestScheduler = SchedulerMachine.TestCase

@@ -1,0 +1,131 @@
+"""Small makers and comparisons for tests that drive a scheduler with the fake runner."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rung.request import Request, SamplingParams, StoppingParams
+from rung.runner.fake import FakeRunner, expected_tokens
+from rung.scheduler import Scheduler, SchedulerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rung.scheduler.batch import StepEvents, StepPlan
+
+VOCAB_SIZE = 61
+MAX_STEPS = 10_000
+
+
+def make_request(
+    request_id: int,
+    prompt: int | Iterable[int] = 5,
+    *,
+    max_tokens: int = 4,
+    min_tokens: int = 0,
+    stop: Iterable[int] = (),
+    **sampling: float | int | None,
+) -> Request:
+    """A greedy request; a number as `prompt` makes that many ids, different for each request id."""
+    if isinstance(prompt, int):
+        prompt = [(request_id * 7 + position * 3) % VOCAB_SIZE for position in range(prompt)]
+    return Request(
+        request_id,
+        np.array(list(prompt), dtype=np.int32),
+        SamplingParams(**{"temperature": 0.0, **sampling}),
+        StoppingParams(max_tokens, min_tokens, frozenset(stop)),
+    )
+
+
+def make_scheduler(**changes: int) -> Scheduler:
+    """A scheduler of 32 blocks of 4 tokens, with the named limits changed."""
+    limits = {
+        "num_blocks": 32,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 16,
+        "max_waiting": 32,
+        "max_model_len": 64,
+    }
+    return Scheduler(SchedulerConfig(**{**limits, **changes}))
+
+
+def make_runner(scheduler: Scheduler) -> FakeRunner:
+    """A fake runner with the scheduler's blocks."""
+    return FakeRunner(scheduler.config.num_blocks, scheduler.config.block_size, VOCAB_SIZE)
+
+
+def alone(request: Request) -> list[int]:
+    """The answer that the request must get, whatever else runs."""
+    return expected_tokens(
+        request.prompt_ids.tolist(),
+        request.stopping.max_tokens,
+        vocab_size=VOCAB_SIZE,
+        seed=request.sampling.seed,
+        sample_index=request.sampling.sample_index,
+        temperature=request.sampling.temperature,
+        stop_token_ids=request.stopping.stop_token_ids,
+        min_tokens=request.stopping.min_tokens,
+    )
+
+
+def step(scheduler: Scheduler, runner: FakeRunner, elapsed_s: float = 1.0) -> tuple[StepPlan, StepEvents]:
+    """Plan, run and commit one step of a scheduler that has work."""
+    plan = scheduler.schedule()
+    assert plan is not None
+    runner.forward(plan)
+    events = scheduler.commit(plan, runner.sample(plan), elapsed_s)
+    scheduler.check_integrity()
+    return plan, events
+
+
+class Answers:
+    """Collects events per request and checks their order: started, tokens, one finished."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[int, list[int]] = {}
+        self.started: dict[int, object] = {}
+        self.finished: dict[int, object] = {}
+
+    def take(self, events: StepEvents) -> None:
+        for started in events.started:
+            assert started.request_id not in self.started
+            assert started.request_id not in self.finished
+            self.started[started.request_id] = started
+        for request_id, token_id in zip(events.request_ids.tolist(), events.token_ids.tolist(), strict=True):
+            assert request_id in self.started
+            assert request_id not in self.finished
+            self.tokens.setdefault(request_id, []).append(token_id)
+        for finished in events.finished:
+            assert finished.request_id not in self.finished
+            self.finished[finished.request_id] = finished
+
+
+def run_all(scheduler: Scheduler, runner: FakeRunner, answers: Answers | None = None) -> Answers:
+    """Step until nothing is left, adding to `answers` if there were steps before."""
+    answers = answers or Answers()
+    for _ in range(MAX_STEPS):
+        if not scheduler.has_work:
+            return answers
+        answers.take(step(scheduler, runner)[1])
+    raise AssertionError(f"requests were still unfinished after {MAX_STEPS} steps")
+
+
+def assert_same(one: object, other: object) -> None:
+    """Deep equality of the plain values over arrays that schedulers and runners exchange."""
+    assert type(one) is type(other)
+    if isinstance(one, np.ndarray):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    elif is_dataclass(one):
+        for item in fields(one):
+            assert_same(getattr(one, item.name), getattr(other, item.name))
+    elif isinstance(one, tuple):
+        assert len(one) == len(other)
+        for left, right in zip(one, other, strict=True):
+            assert_same(left, right)
+    else:
+        assert one == other
