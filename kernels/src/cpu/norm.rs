@@ -16,11 +16,7 @@ pub fn rms_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f
     }
     let mean = s.reduce_add(squares) / x.len() as f32;
     let scale = s.splat(1.0 / (mean + eps).sqrt());
-    for ((x, weight), out) in x
-        .chunks(LANES)
-        .zip(weight.chunks(LANES))
-        .zip(out.chunks_mut(LANES))
-    {
+    for ((x, weight), out) in x.chunks(LANES).zip(weight.chunks(LANES)).zip(out.chunks_mut(LANES)) {
         let normed = s.mul(s.load_partial(x), scale);
         s.store_partial(s.mul(normed, s.load_partial(weight)), out);
     }

@@ -12,12 +12,10 @@ impl RopeTable {
     /// Tables for positions below `max_len`, computed in f64: angle `position * theta^(-2i / head_dim)`.
     pub fn new(max_len: usize, head_dim: usize, theta: f64) -> Self {
         let half = head_dim / 2;
-        let frequencies: Vec<f64> = (0..half)
-            .map(|pair| theta.powf(-((2 * pair) as f64) / head_dim as f64))
-            .collect();
-        let angles = || {
-            (0..max_len).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f))
-        };
+        let frequencies: Vec<f64> =
+            (0..half).map(|pair| theta.powf(-((2 * pair) as f64) / head_dim as f64)).collect();
+        let angles =
+            || (0..max_len).flat_map(|position| frequencies.iter().map(move |f| position as f64 * f));
         Self {
             half,
             cos: angles().map(|angle| angle.cos() as f32).collect(),
@@ -52,10 +50,8 @@ mod tests {
     #[test]
     fn a_rotation_keeps_lengths_and_depends_on_distance_alone() {
         let table = RopeTable::new(64, 8, 10_000.0);
-        let (q, k) = (
-            [0.3, -1.0, 2.0, 0.5, 1.5, 0.25, -0.75, 1.0],
-            [1.0, 0.5, -0.5, 2.0, 0.1, 0.2, 0.3, 0.4],
-        );
+        let (q, k) =
+            ([0.3, -1.0, 2.0, 0.5, 1.5, 0.25, -0.75, 1.0], [1.0, 0.5, -0.5, 2.0, 0.1, 0.2, 0.3, 0.4]);
         let dot_at = |q_position, k_position| {
             let (mut q, mut k) = (q, k);
             table.rotate(q_position, &mut q);
@@ -73,10 +69,7 @@ mod tests {
         let table = RopeTable::new(1, 4, 10_000.0);
         let mut head = [1.0, 2.0, 3.0, 4.0];
         table.rotate(0, &mut head);
-        assert_eq!(
-            head.map(f32::to_bits),
-            [1.0f32, 2.0, 3.0, 4.0].map(f32::to_bits)
-        );
+        assert_eq!(head.map(f32::to_bits), [1.0f32, 2.0, 3.0, 4.0].map(f32::to_bits));
         assert_eq!(table.max_len(), 1);
     }
 }

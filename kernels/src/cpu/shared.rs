@@ -1,8 +1,5 @@
 //! One slice written by several threads, each its own part of it.
-#![expect(
-    unsafe_code,
-    reason = "disjoint parts that the borrow checker cannot see"
-)]
+#![expect(unsafe_code, reason = "disjoint parts that the borrow checker cannot see")]
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -22,21 +19,14 @@ unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 impl<'a, T> SharedSlice<'a, T> {
     /// Share `slice` among the units of one piece of work.
     pub fn new(slice: &'a mut [T]) -> Self {
-        Self {
-            start: slice.as_mut_ptr(),
-            len: slice.len(),
-            slice: PhantomData,
-        }
+        Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
     /// The part of the slice at `range`, which is checked.
     ///
     /// # Safety
     /// No other part that overlaps this one is alive, on any thread.
-    #[expect(
-        clippy::mut_from_ref,
-        reason = "parts are disjoint, which the caller promises"
-    )]
+    #[expect(clippy::mut_from_ref, reason = "parts are disjoint, which the caller promises")]
     pub unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
         assert!(
             range.start <= range.end && range.end <= self.len,
@@ -63,12 +53,7 @@ mod tests {
                 scope.spawn(move || unsafe { shared.part(unit * 10..unit * 10 + 10).fill(unit) });
             }
         });
-        assert!(
-            values
-                .iter()
-                .enumerate()
-                .all(|(index, value)| *value == index / 10)
-        );
+        assert!(values.iter().enumerate().all(|(index, value)| *value == index / 10));
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! `rung_kernels.Model`: arguments and results of a model's calls as numpy arrays.
 
-use numpy::{
-    PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods,
-};
+use numpy::{PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2, PyUntypedArrayMethods};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -37,10 +35,7 @@ pub(super) struct PyModel {
 #[pymethods]
 impl PyModel {
     #[new]
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "keyword arguments of the Python class"
-    )]
+    #[expect(clippy::too_many_arguments, reason = "keyword arguments of the Python class")]
     #[pyo3(signature = (*, num_layers, num_heads, num_kv_heads, head_dim, vocab_size, rope_theta, max_len,
                         num_blocks, block_size, kv_dtype, activations, num_threads=None, isa=None, window=None))]
     fn new(
@@ -65,27 +60,18 @@ impl PyModel {
             )));
         }
         let kv_dtype = KvDtype::from_name(kv_dtype).ok_or_else(|| {
-            PyValueError::new_err(format!(
-                "kv_dtype is {kv_dtype:?}; choose f32, bf16 or int8"
-            ))
+            PyValueError::new_err(format!("kv_dtype is {kv_dtype:?}; choose f32, bf16 or int8"))
         })?;
         let quantize_activations = match activations {
             "int8" => true,
             "float" => false,
             other => {
-                return Err(PyValueError::new_err(format!(
-                    "activations is {other:?}; choose int8 or float"
-                )));
+                return Err(PyValueError::new_err(format!("activations is {other:?}; choose int8 or float")));
             }
         };
         let settings = ModelSettings {
             num_layers,
-            attention: AttentionShape {
-                num_heads,
-                num_kv_heads,
-                head_dim,
-                window,
-            },
+            attention: AttentionShape { num_heads, num_kv_heads, head_dim, window },
             vocab_size,
             rope_theta,
             max_len,
@@ -93,9 +79,7 @@ impl PyModel {
             kv_dtype,
             quantize_activations,
             num_threads: num_threads.unwrap_or_else(default_num_threads),
-            isa: isa
-                .map_or_else(|| Ok(Isa::best()), Isa::from_name)
-                .map_err(value_error)?,
+            isa: isa.map_or_else(|| Ok(Isa::best()), Isa::from_name).map_err(value_error)?,
         };
         let model = Model::new(settings).map_err(value_error)?;
         Ok(Self { model, settings })
@@ -134,11 +118,7 @@ impl PyModel {
         let format = Format::from_name(format).map_err(value_error)?;
         let num_rows = data.shape()[0];
         let bytes = data.as_slice()?;
-        py.detach(|| {
-            self.model
-                .add_matrix(name, format, bytes, num_rows, num_cols)
-        })
-        .map_err(value_error)
+        py.detach(|| self.model.add_matrix(name, format, bytes, num_rows, num_cols)).map_err(value_error)
     }
 
     fn add_vector(
@@ -149,9 +129,7 @@ impl PyModel {
         len: usize,
     ) -> PyResult<()> {
         let format = Format::from_name(format).map_err(value_error)?;
-        self.model
-            .add_vector(name, format, data.as_slice()?, len)
-            .map_err(value_error)
+        self.model.add_vector(name, format, data.as_slice()?, len).map_err(value_error)
     }
 
     fn load_program(&mut self, ops: Vec<OpTuple>) -> PyResult<()> {
@@ -191,8 +169,7 @@ impl PyModel {
             table_width: block_tables.shape()[1],
             sample_rows: sample_rows.as_slice()?,
         };
-        py.detach(|| self.model.forward(&batch))
-            .map_err(value_error)
+        py.detach(|| self.model.forward(&batch)).map_err(value_error)
     }
 
     fn sample<'py>(
@@ -203,43 +180,24 @@ impl PyModel {
     ) -> PyResult<Sampled<'py>> {
         let (num_top, needs_logits) = (num_top.as_slice()?, needs_logits.as_slice()?);
         if num_top.len() != needs_logits.len() {
-            return Err(PyValueError::new_err(
-                "num_top and needs_logits differ in length",
-            ));
+            return Err(PyValueError::new_err("num_top and needs_logits differ in length"));
         }
-        let wanted: Vec<Wanted> = num_top
-            .iter()
-            .zip(needs_logits)
-            .map(|(&top, &all)| wanted(top, all))
-            .collect();
+        let wanted: Vec<Wanted> =
+            num_top.iter().zip(needs_logits).map(|(&top, &all)| wanted(top, all)).collect();
         let mut logits = Vec::new();
-        let scores = py
-            .detach(|| self.model.sample(&wanted, &mut logits))
-            .map_err(value_error)?;
+        let scores = py.detach(|| self.model.sample(&wanted, &mut logits)).map_err(value_error)?;
         let tops = PyDict::new(py);
         for (row, (scores, wanted)) in scores.iter().zip(&wanted).enumerate() {
             if let Wanted::Top(_) = wanted {
                 let ids: Vec<i32> = scores.top.iter().map(|(id, _)| *id).collect();
-                let logprobs: Vec<f32> = scores
-                    .top
-                    .iter()
-                    .map(|(_, logit)| logit - scores.logsumexp)
-                    .collect();
-                tops.set_item(
-                    row,
-                    (
-                        PyArray1::from_vec(py, ids),
-                        PyArray1::from_vec(py, logprobs),
-                    ),
-                )?;
+                let logprobs: Vec<f32> =
+                    scores.top.iter().map(|(_, logit)| logit - scores.logsumexp).collect();
+                tops.set_item(row, (PyArray1::from_vec(py, ids), PyArray1::from_vec(py, logprobs)))?;
             }
         }
-        let logits = PyArray1::from_vec(py, logits).reshape([
-            needs_logits.iter().filter(|all| **all).count(),
-            self.settings.vocab_size,
-        ])?;
-        let column =
-            |value: fn(&Scores) -> f32| PyArray1::from_vec(py, scores.iter().map(value).collect());
+        let logits = PyArray1::from_vec(py, logits)
+            .reshape([needs_logits.iter().filter(|all| **all).count(), self.settings.vocab_size])?;
+        let column = |value: fn(&Scores) -> f32| PyArray1::from_vec(py, scores.iter().map(value).collect());
         Ok((
             PyArray1::from_vec(py, scores.iter().map(|scores| scores.best_id).collect()),
             PyArray1::from_vec(py, scores.iter().map(|scores| scores.is_finite).collect()),

@@ -47,9 +47,7 @@ impl AttentionShape {
     }
 
     fn visible(&self, position: usize) -> Range<usize> {
-        let start = self
-            .window
-            .map_or(0, |window| (position + 1).saturating_sub(window));
+        let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window));
         start..position + 1
     }
 }
@@ -66,8 +64,7 @@ struct Context<'a, F: KvFormat> {
 impl<'a, F: KvFormat> Context<'a, F> {
     #[inline(always)]
     fn tile(&self, index: usize) -> Tile<'a, F::Value> {
-        self.kv
-            .tile(self.layer, self.blocks[index] as usize, self.head)
+        self.kv.tile(self.layer, self.blocks[index] as usize, self.head)
     }
 }
 
@@ -119,22 +116,14 @@ impl<F: KvFormat> Attention<'_, F> {
         out: &mut [f32],
     ) -> Result<(), PoolError> {
         assert_eq!(out.len(), self.queries.len());
-        scratch
-            .workers
-            .resize_with(pool.num_threads(), Mutex::default);
+        scratch.workers.resize_with(pool.num_threads(), Mutex::default);
         let out = SharedSlice::new(out);
         let workers = &scratch.workers;
         if !self.tiles.by_span {
             return pool.run(self.tiles.num_units(), |unit, worker| {
                 let (tile, head) = self.tiles.unit(unit);
                 let workspace = &mut *lock(&workers[worker]);
-                isa.dispatch(WholeUnit {
-                    attention: self,
-                    tile,
-                    head,
-                    workspace,
-                    out: &out,
-                });
+                isa.dispatch(WholeUnit { attention: self, tile, head, workspace, out: &out });
             });
         }
         let num_units = self.tiles.num_span_units();
@@ -146,27 +135,13 @@ impl<F: KvFormat> Attention<'_, F> {
             let (tile, head, span) = self.tiles.span_unit(unit);
             let workspace = &mut *lock(&workers[worker]);
             let partial = &mut *lock(&partials[unit]);
-            isa.dispatch(SpanUnit {
-                attention: self,
-                tile,
-                head,
-                span,
-                workspace,
-                partial,
-            });
+            isa.dispatch(SpanUnit { attention: self, tile, head, span, workspace, partial });
         })?;
         pool.run(self.tiles.num_units(), |unit, worker| {
             let (tile, head) = self.tiles.unit(unit);
             let partials = &partials[tile.span_units(head)];
             let workspace = &mut *lock(&workers[worker]);
-            isa.dispatch(MergeUnit {
-                attention: self,
-                tile,
-                head,
-                partials,
-                workspace,
-                out: &out,
-            });
+            isa.dispatch(MergeUnit { attention: self, tile, head, partials, workspace, out: &out });
         })
     }
 
@@ -176,12 +151,7 @@ impl<F: KvFormat> Attention<'_, F> {
 
     fn context(&self, tile: &QueryTile, head: usize) -> Context<'_, F> {
         let blocks = &self.block_tables[tile.row * self.table_width..][..self.table_width];
-        Context {
-            kv: self.kv,
-            layer: self.layer,
-            head,
-            blocks,
-        }
+        Context { kv: self.kv, layer: self.layer, head, blocks }
     }
 
     /// Copy a tile's queries of the heads that share a KV head, scaled and padded, token by token.
@@ -197,15 +167,12 @@ impl<F: KvFormat> Attention<'_, F> {
         workspace.visible.clear();
         for (query, into) in workspace.queries.chunks_exact_mut(dim).enumerate() {
             let token = query / group;
-            let start =
-                (tile.first_token + token) * width + (head * group + query % group) * head_dim;
+            let start = (tile.first_token + token) * width + (head * group + query % group) * head_dim;
             for (into, value) in into.iter_mut().zip(&self.queries[start..start + head_dim]) {
                 *into = value * self.scale;
             }
             into[head_dim..].fill(0.0);
-            workspace
-                .visible
-                .push(self.shape.visible(tile.first_position + token));
+            workspace.visible.push(self.shape.visible(tile.first_position + token));
         }
     }
 
@@ -215,8 +182,8 @@ impl<F: KvFormat> Attention<'_, F> {
         let (group, head_dim) = (self.shape.group(), self.shape.head_dim);
         let width = self.shape.num_heads * head_dim;
         for (query, values) in total.values.chunks_exact(self.dim()).enumerate() {
-            let start = (tile.first_token + query / group) * width
-                + (head * group + query % group) * head_dim;
+            let start =
+                (tile.first_token + query / group) * width + (head * group + query % group) * head_dim;
             let inverse = 1.0 / total.sum[query];
             // SAFETY: every query belongs to one tile and head, thus to one unit.
             let out = unsafe { out.part(start..start + head_dim) };
@@ -241,26 +208,10 @@ impl<F: KvFormat> Kernel for WholeUnit<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self {
-            attention,
-            tile,
-            head,
-            workspace,
-            out,
-        } = self;
+        let Self { attention, tile, head, workspace, out } = self;
         attention.gather(tile, head, workspace);
-        let Workspace {
-            queries,
-            visible,
-            scores,
-            span: partial,
-            total,
-        } = workspace;
-        let queries = Queries {
-            values: queries,
-            visible,
-            dim: attention.dim(),
-        };
+        let Workspace { queries, visible, scores, span: partial, total } = workspace;
+        let queries = Queries { values: queries, visible, dim: attention.dim() };
         let context = attention.context(tile, head);
         total.clear();
         for span in tile.first_span..tile.first_span + tile.num_spans {
@@ -286,35 +237,12 @@ impl<F: KvFormat> Kernel for SpanUnit<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self {
-            attention,
-            tile,
-            head,
-            span,
-            workspace,
-            partial,
-        } = self;
+        let Self { attention, tile, head, span, workspace, partial } = self;
         attention.gather(tile, head, workspace);
-        let Workspace {
-            queries,
-            visible,
-            scores,
-            ..
-        } = workspace;
+        let Workspace { queries, visible, scores, .. } = workspace;
         partial.resize(visible.len(), attention.dim());
-        let queries = Queries {
-            values: queries,
-            visible,
-            dim: attention.dim(),
-        };
-        attend_span(
-            simd,
-            attention.context(tile, head),
-            &queries,
-            span * SPAN,
-            scores,
-            partial,
-        );
+        let queries = Queries { values: queries, visible, dim: attention.dim() };
+        attend_span(simd, attention.context(tile, head), &queries, span * SPAN, scores, partial);
     }
 }
 
@@ -333,14 +261,7 @@ impl<F: KvFormat> Kernel for MergeUnit<'_, F> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Self {
-            attention,
-            tile,
-            head,
-            partials,
-            workspace,
-            out,
-        } = self;
+        let Self { attention, tile, head, partials, workspace, out } = self;
         let total = &mut workspace.total;
         total.resize(tile.num_tokens * attention.shape.group(), attention.dim());
         total.clear();

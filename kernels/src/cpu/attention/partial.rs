@@ -41,11 +41,7 @@ impl Partial {
                 continue;
             }
             // Not `f32::max`, which would drop a NaN.
-            let max = if self.max[query] > next.max[query] {
-                self.max[query]
-            } else {
-                next.max[query]
-            };
+            let max = if self.max[query] > next.max[query] { self.max[query] } else { next.max[query] };
             let ours = math::exp(simd, simd.splat(self.max[query] - max));
             let theirs = math::exp(simd, simd.splat(next.max[query] - max));
             self.max[query] = max;

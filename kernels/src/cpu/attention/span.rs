@@ -46,8 +46,7 @@ impl Queries<'_> {
     #[inline(always)]
     fn seen(&self, index: usize, start: usize, len: usize) -> Range<usize> {
         let visible = &self.visible[index];
-        visible.start.clamp(start, start + len) - start
-            ..visible.end.clamp(start, start + len) - start
+        visible.start.clamp(start, start + len) - start..visible.end.clamp(start, start + len) - start
     }
 }
 
@@ -160,11 +159,7 @@ fn score_blocks<S: Simd, F: KvFormat, const N: usize, const B: usize>(
     for b in 0..B {
         let scales = simd.load(tiles[b].key_scales);
         for n in 0..N {
-            let sum = if F::SCALED {
-                simd.mul(sums[n][b], scales)
-            } else {
-                sums[n][b]
-            };
+            let sum = if F::SCALED { simd.mul(sums[n][b], scales) } else { sums[n][b] };
             simd.store(sum, vector_mut(&mut rows[n * SPAN..], block + b));
         }
     }
@@ -229,11 +224,7 @@ fn weigh_strip<S: Simd, F: KvFormat>(
         seen.start + strip..seen.end + strip
     };
     let shared = seen(count - 1).start..seen(0).end;
-    let shared = if shared.is_empty() {
-        seen(0).end..seen(0).end
-    } else {
-        shared
-    };
+    let shared = if shared.is_empty() { seen(0).end..seen(0).end } else { shared };
     let block = start / BLOCK_SIZE;
     for index in 0..count {
         let before = seen(index).start..seen(index).end.min(shared.start);

@@ -10,20 +10,14 @@ const NUM_KV_HEADS: usize = 2;
 const LEN: usize = 600;
 const SCALE: f32 = 0.2;
 
-const SHAPE: AttentionShape = AttentionShape {
-    num_heads: NUM_HEADS,
-    num_kv_heads: NUM_KV_HEADS,
-    head_dim: HEAD_DIM,
-    window: None,
-};
+const SHAPE: AttentionShape =
+    AttentionShape { num_heads: NUM_HEADS, num_kv_heads: NUM_KV_HEADS, head_dim: HEAD_DIM, window: None };
 
 fn numbers(seed: u64, len: usize) -> Vec<f32> {
     let mut state = seed;
     (0..len)
         .map(|_| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         })
         .collect()
@@ -50,10 +44,7 @@ impl<F: KvFormat> Case<F> {
         };
         let mut kv = Kv::<F>::new(shape).unwrap();
         (0..shape.num_blocks).for_each(|block| kv.poison(block));
-        let tables: Vec<i32> = (0..num_rows * width)
-            .rev()
-            .map(|block| block as i32)
-            .collect();
+        let tables: Vec<i32> = (0..num_rows * width).rev().map(|block| block as i32).collect();
         let token = NUM_KV_HEADS * HEAD_DIM;
         let keys = numbers(1, num_rows * LEN * token);
         let values = numbers(2, num_rows * LEN * token);
@@ -71,14 +62,7 @@ impl<F: KvFormat> Case<F> {
             unsafe { writer.store(slot, &keys[part.clone()], &values[part], &mut scratch) };
         }
         let queries = numbers(3, num_rows * LEN * NUM_HEADS * HEAD_DIM);
-        Self {
-            kv,
-            tables,
-            width,
-            keys,
-            values,
-            queries,
-        }
+        Self { kv, tables, width, keys, values, queries }
     }
 
     /// Answers of the given positions of each row: (row, first position, number of tokens).
@@ -113,10 +97,7 @@ impl<F: KvFormat> Case<F> {
         let pool = Pool::new(threads).unwrap();
         let mut scratch = AttentionScratch::default();
         attention.run(isa, &pool, &mut scratch, &mut out).unwrap();
-        starts
-            .windows(2)
-            .map(|s| out[s[0] as usize * token..s[1] as usize * token].to_vec())
-            .collect()
+        starts.windows(2).map(|s| out[s[0] as usize * token..s[1] as usize * token].to_vec()).collect()
     }
 
     /// The definition in f64 for one position of a row.
@@ -125,13 +106,10 @@ impl<F: KvFormat> Case<F> {
         for head in 0..NUM_HEADS {
             let stored = |values: &[f32], position: usize, d: usize| {
                 f64::from(
-                    values[((row * LEN + position) * NUM_KV_HEADS + head / shape.group())
-                        * HEAD_DIM
-                        + d],
+                    values[((row * LEN + position) * NUM_KV_HEADS + head / shape.group()) * HEAD_DIM + d],
                 )
             };
-            let query =
-                &self.queries[((row * LEN + position) * NUM_HEADS + head) * HEAD_DIM..][..HEAD_DIM];
+            let query = &self.queries[((row * LEN + position) * NUM_HEADS + head) * HEAD_DIM..][..HEAD_DIM];
             let weights: Vec<f64> = shape
                 .visible(position)
                 .map(|p| {
@@ -190,19 +168,12 @@ fn same_bits_however_it_is_cut<F: KvFormat>() {
                     for len in chunks {
                         let part = position * token..(position + len) * token;
                         let alone = case.run(shape, isa, threads, &[(1, position, len)]);
-                        assert!(
-                            bits(&alone[0]) == whole[part.clone()],
-                            "{isa} {threads} {position} {len}"
-                        );
+                        assert!(bits(&alone[0]) == whole[part.clone()], "{isa} {threads} {position} {len}");
                         position += len;
                     }
                 }
-                let batch = case.run(
-                    shape,
-                    isa,
-                    threads,
-                    &[(0, 300, 1), (1, 590, 10), (2, 0, 40), (1, 599, 1)],
-                );
+                let batch =
+                    case.run(shape, isa, threads, &[(0, 300, 1), (1, 590, 10), (2, 0, 40), (1, 599, 1)]);
                 assert!(bits(&batch[1]) == whole[590 * token..], "{isa} {threads}");
                 assert!(bits(&batch[3]) == whole[599 * token..], "{isa} {threads}");
             }

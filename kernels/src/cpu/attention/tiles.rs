@@ -83,11 +83,10 @@ impl AttentionTiles {
             }
         }
         // The longest work first, so that no thread is left alone with it at the end.
-        self.tiles
-            .sort_by_key(|tile| std::cmp::Reverse(tile.num_spans * tile.num_tokens));
+        self.tiles.sort_by_key(|tile| std::cmp::Reverse(tile.num_spans * tile.num_tokens));
         let num_units = self.tiles.len() * self.num_kv_heads;
-        self.by_span = num_units < UNITS_PER_THREAD * num_threads
-            && self.tiles.iter().any(|tile| tile.num_spans > 1);
+        self.by_span =
+            num_units < UNITS_PER_THREAD * num_threads && self.tiles.iter().any(|tile| tile.num_spans > 1);
         let mut first_unit = 0;
         for tile in &mut self.tiles {
             tile.first_unit = first_unit;
@@ -102,17 +101,12 @@ impl AttentionTiles {
 
     /// Tile and KV head of a unit.
     pub(super) fn unit(&self, unit: usize) -> (&QueryTile, usize) {
-        (
-            &self.tiles[unit / self.num_kv_heads],
-            unit % self.num_kv_heads,
-        )
+        (&self.tiles[unit / self.num_kv_heads], unit % self.num_kv_heads)
     }
 
     /// Units that each are one span of one tile and KV head.
     pub(super) fn num_span_units(&self) -> usize {
-        self.tiles.last().map_or(0, |tile| {
-            tile.first_unit + tile.num_spans * self.num_kv_heads
-        })
+        self.tiles.last().map_or(0, |tile| tile.first_unit + tile.num_spans * self.num_kv_heads)
     }
 
     /// Tile, KV head and span of a unit.
@@ -120,11 +114,7 @@ impl AttentionTiles {
         let index = self.tiles.partition_point(|tile| tile.first_unit <= unit) - 1;
         let tile = &self.tiles[index];
         let inside = unit - tile.first_unit;
-        (
-            tile,
-            inside / tile.num_spans,
-            tile.first_span + inside % tile.num_spans,
-        )
+        (tile, inside / tile.num_spans, tile.first_span + inside % tile.num_spans)
     }
 }
 
@@ -132,12 +122,8 @@ impl AttentionTiles {
 mod tests {
     use super::*;
 
-    const SHAPE: AttentionShape = AttentionShape {
-        num_heads: 6,
-        num_kv_heads: 2,
-        head_dim: 32,
-        window: None,
-    };
+    const SHAPE: AttentionShape =
+        AttentionShape { num_heads: 6, num_kv_heads: 2, head_dim: 32, window: None };
 
     #[test]
     fn tiles_cover_every_token_once() {
@@ -147,8 +133,7 @@ mod tests {
             .tiles
             .iter()
             .flat_map(|tile| {
-                (0..tile.num_tokens)
-                    .map(|i| (tile.first_token + i, tile.first_position + i, tile.row))
+                (0..tile.num_tokens).map(|i| (tile.first_token + i, tile.first_position + i, tile.row))
             })
             .collect();
         tokens.sort_unstable();
@@ -181,16 +166,10 @@ mod tests {
 
     #[test]
     fn a_window_leaves_out_the_spans_before_it() {
-        let shape = AttentionShape {
-            window: Some(100),
-            ..SHAPE
-        };
+        let shape = AttentionShape { window: Some(100), ..SHAPE };
         let mut tiles = AttentionTiles::default();
         tiles.cut(&shape, &[0, 1], &[1000], 1);
-        assert_eq!(
-            (tiles.tiles[0].first_span, tiles.tiles[0].num_spans),
-            (3, 1)
-        );
+        assert_eq!((tiles.tiles[0].first_span, tiles.tiles[0].num_spans), (3, 1));
         assert_eq!(shape.visible(1000), 901..1001);
     }
 }

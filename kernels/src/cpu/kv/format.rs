@@ -90,12 +90,7 @@ impl KvFormat for Int8Kv {
 
     fn encode(row: &[f32], out: &mut [i8]) -> f32 {
         // NaN and infinity have the largest bits, so a scale that is not finite keeps them.
-        let amax = f32::from_bits(
-            row.iter()
-                .map(|value| value.abs().to_bits())
-                .max()
-                .unwrap_or(0),
-        );
+        let amax = f32::from_bits(row.iter().map(|value| value.abs().to_bits()).max().unwrap_or(0));
         let inverse = if amax > 0.0 { 127.0 / amax } else { 0.0 };
         for (out, &value) in out.iter_mut().zip(row) {
             *out = round_ties_even(value * inverse) as i8;

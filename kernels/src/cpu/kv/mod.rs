@@ -84,9 +84,7 @@ impl KvShape {
     }
 
     fn num_tiles(&self) -> Option<usize> {
-        self.num_layers
-            .checked_mul(self.num_blocks)?
-            .checked_mul(self.num_kv_heads)
+        self.num_layers.checked_mul(self.num_blocks)?.checked_mul(self.num_kv_heads)
     }
 }
 
@@ -129,16 +127,8 @@ impl<F: KvFormat> Kv<F> {
     pub fn new(shape: KvShape) -> Option<Self> {
         let num_tiles = shape.num_tiles()?;
         let num_values = num_tiles.checked_mul(2 * BLOCK_SIZE * shape.dim())?;
-        let num_scales = if F::SCALED {
-            num_tiles * 2 * BLOCK_SIZE
-        } else {
-            0
-        };
-        Some(Self {
-            shape,
-            values: Aligned::zeroed(num_values)?,
-            scales: Aligned::zeroed(num_scales)?,
-        })
+        let num_scales = if F::SCALED { num_tiles * 2 * BLOCK_SIZE } else { 0 };
+        Some(Self { shape, values: Aligned::zeroed(num_values)?, scales: Aligned::zeroed(num_scales)? })
     }
 
     /// Sizes.
@@ -151,22 +141,15 @@ impl<F: KvFormat> Kv<F> {
     pub fn tile(&self, layer: usize, block: usize, head: usize) -> Tile<'_, F::Value> {
         let index = self.shape.tile_index(layer, block, head);
         let num_values = 2 * BLOCK_SIZE * self.shape.dim();
-        let (units, _) =
-            self.values.as_slice()[index * num_values..][..num_values].as_chunks::<UNIT>();
+        let (units, _) = self.values.as_slice()[index * num_values..][..num_values].as_chunks::<UNIT>();
         let (keys, values) = units.split_at(units.len() / 2);
         let (key_scales, value_scales) = if F::SCALED {
-            let (scales, _) =
-                self.scales.as_slice()[index * 2 * BLOCK_SIZE..].as_chunks::<BLOCK_SIZE>();
+            let (scales, _) = self.scales.as_slice()[index * 2 * BLOCK_SIZE..].as_chunks::<BLOCK_SIZE>();
             (&scales[0], &scales[1])
         } else {
             (&NO_SCALES, &NO_SCALES)
         };
-        Tile {
-            keys,
-            values,
-            key_scales,
-            value_scales,
-        }
+        Tile { keys, values, key_scales, value_scales }
     }
 
     /// Fill a block of every layer with numbers that make NaN of all that they touch.
@@ -219,19 +202,12 @@ impl<F: KvFormat> KvWriter<'_, F> {
     pub unsafe fn store(&self, slot: Slot, keys: &[f32], values: &[f32], scratch: &mut [F::Value]) {
         let shape = &self.shape;
         let (dim, head_dim) = (shape.dim(), shape.head_dim);
-        assert!(
-            slot.layer < shape.num_layers
-                && slot.block < shape.num_blocks
-                && slot.offset < BLOCK_SIZE
-        );
+        assert!(slot.layer < shape.num_layers && slot.block < shape.num_blocks && slot.offset < BLOCK_SIZE);
         assert!(keys.len() == shape.num_kv_heads * head_dim && keys.len() == values.len());
         assert_eq!(scratch.len(), dim);
         for head in 0..shape.num_kv_heads {
             let tile = shape.tile_index(slot.layer, slot.block, head);
-            let key_scale = F::encode(
-                &keys[head * head_dim..][..head_dim],
-                &mut scratch[..head_dim],
-            );
+            let key_scale = F::encode(&keys[head * head_dim..][..head_dim], &mut scratch[..head_dim]);
             // SAFETY: the tile lies inside the cache, and so do all places in it that are computed
             // below from an offset below BLOCK_SIZE and dimensions below `dim`.
             let base = unsafe { self.values.add(tile * 2 * BLOCK_SIZE * dim) };
@@ -239,10 +215,7 @@ impl<F: KvFormat> KvWriter<'_, F> {
                 let place = d / 2 * UNIT + F::place(d % 2, slot.offset);
                 unsafe { base.add(place).write(value) };
             }
-            let value_scale = F::encode(
-                &values[head * head_dim..][..head_dim],
-                &mut scratch[..head_dim],
-            );
+            let value_scale = F::encode(&values[head * head_dim..][..head_dim], &mut scratch[..head_dim]);
             let base = unsafe { base.add(BLOCK_SIZE * dim + slot.offset * dim) };
             for (d, &value) in scratch.iter().enumerate() {
                 let place = d / UNIT * UNIT + F::place(d % UNIT / 16, d % 16);
@@ -275,11 +248,7 @@ impl<T: Copy + Default> Aligned<T> {
         // Of numbers that are zero bits `vec!` asks the system for zeroed pages and touches none.
         let memory = vec![T::default(); padded];
         let offset = memory.as_ptr().align_offset(64);
-        Some(Self {
-            memory,
-            offset,
-            len,
-        })
+        Some(Self { memory, offset, len })
     }
 
     #[inline(always)]

@@ -62,11 +62,7 @@ fn is_below(value: i32, limit: usize) -> bool {
 }
 
 fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), BatchError> {
-    if holds {
-        Ok(())
-    } else {
-        Err(BatchError(message()))
-    }
+    if holds { Ok(()) } else { Err(BatchError(message())) }
 }
 
 impl CheckedTokens {
@@ -88,22 +84,10 @@ impl CheckedTokens {
         ensure(
             batch.query_start[0] == 0
                 && batch.query_start[num_rows] as usize == batch.token_ids.len()
-                && batch
-                    .query_start
-                    .windows(2)
-                    .all(|bounds| bounds[0] < bounds[1]),
-            || {
-                format!(
-                    "the query starts do not cut {} tokens into rows",
-                    batch.token_ids.len()
-                )
-            },
+                && batch.query_start.windows(2).all(|bounds| bounds[0] < bounds[1]),
+            || format!("the query starts do not cut {} tokens into rows", batch.token_ids.len()),
         )?;
-        if let Some(token) = batch
-            .token_ids
-            .iter()
-            .find(|&&id| !is_below(id, limits.vocab_size))
-        {
+        if let Some(token) = batch.token_ids.iter().find(|&&id| !is_below(id, limits.vocab_size)) {
             return Err(BatchError(format!(
                 "token id {token} is outside the vocabulary of {}",
                 limits.vocab_size
@@ -116,61 +100,39 @@ impl CheckedTokens {
             self.lay_out_row(batch, row, limits)?;
         }
         self.written.sort_unstable();
-        ensure(
-            self.written.windows(2).all(|blocks| blocks[0] != blocks[1]),
-            || "two rows write to the same block".to_owned(),
-        )?;
+        ensure(self.written.windows(2).all(|blocks| blocks[0] != blocks[1]), || {
+            "two rows write to the same block".to_owned()
+        })?;
         self.last_tokens.clear();
         for &row in batch.sample_rows {
             ensure(is_below(row, num_rows), || {
                 format!("sampling row {row} is not among the {num_rows} rows")
             })?;
-            self.last_tokens
-                .push(batch.query_start[row as usize + 1] as usize - 1);
+            self.last_tokens.push(batch.query_start[row as usize + 1] as usize - 1);
         }
         Ok(())
     }
 
-    fn lay_out_row(
-        &mut self,
-        batch: &Batch<'_>,
-        row: usize,
-        limits: &BatchLimits,
-    ) -> Result<(), BatchError> {
+    fn lay_out_row(&mut self, batch: &Batch<'_>, row: usize, limits: &BatchLimits) -> Result<(), BatchError> {
         let num_tokens = (batch.query_start[row + 1] - batch.query_start[row]) as usize;
-        let first = usize::try_from(batch.num_computed[row]).map_err(|_| {
-            BatchError(format!(
-                "row {row} starts at position {}",
-                batch.num_computed[row]
-            ))
-        })?;
+        let first = usize::try_from(batch.num_computed[row])
+            .map_err(|_| BatchError(format!("row {row} starts at position {}", batch.num_computed[row])))?;
         let end = first + num_tokens;
         ensure(end <= limits.max_len, || {
-            format!(
-                "row {row} ends at position {end}; the limit is {}",
-                limits.max_len
-            )
+            format!("row {row} ends at position {end}; the limit is {}", limits.max_len)
         })?;
         let table = &batch.block_tables[row * batch.table_width..][..batch.table_width];
         let table = table.get(..end.div_ceil(BLOCK_SIZE)).unwrap_or(&[]);
-        ensure(
-            !table.is_empty()
-                && table
-                    .iter()
-                    .all(|&block| is_below(block, limits.num_blocks)),
-            || format!("the block table of row {row} does not cover its {end} tokens"),
-        )?;
+        ensure(!table.is_empty() && table.iter().all(|&block| is_below(block, limits.num_blocks)), || {
+            format!("the block table of row {row} does not cover its {end} tokens")
+        })?;
         for position in first..end {
             let block = table[position / BLOCK_SIZE] as usize;
             if position == first || position % BLOCK_SIZE == 0 {
                 self.written.push(block);
             }
             self.positions.push(position);
-            self.slots.push(Slot {
-                layer: 0,
-                block,
-                offset: position % BLOCK_SIZE,
-            });
+            self.slots.push(Slot { layer: 0, block, offset: position % BLOCK_SIZE });
         }
         Ok(())
     }
@@ -180,11 +142,7 @@ impl CheckedTokens {
 mod tests {
     use super::*;
 
-    const LIMITS: BatchLimits = BatchLimits {
-        vocab_size: 10,
-        max_len: 40,
-        num_blocks: 5,
-    };
+    const LIMITS: BatchLimits = BatchLimits { vocab_size: 10, max_len: 40, num_blocks: 5 };
 
     const GOOD: Batch<'static> = Batch {
         token_ids: &[1, 2, 9],
@@ -196,10 +154,7 @@ mod tests {
     };
 
     fn message(batch: Batch<'_>) -> String {
-        CheckedTokens::default()
-            .check(&batch, &LIMITS)
-            .unwrap_err()
-            .to_string()
+        CheckedTokens::default().check(&batch, &LIMITS).unwrap_err().to_string()
     }
 
     #[test]
@@ -207,11 +162,7 @@ mod tests {
         let mut tokens = CheckedTokens::default();
         tokens.check(&GOOD, &LIMITS).unwrap();
         assert_eq!(tokens.positions, [15, 16, 0]);
-        let slots: Vec<_> = tokens
-            .slots
-            .iter()
-            .map(|slot| (slot.block, slot.offset))
-            .collect();
+        let slots: Vec<_> = tokens.slots.iter().map(|slot| (slot.block, slot.offset)).collect();
         assert_eq!(slots, [(3, 15), (4, 0), (0, 0)]);
         assert_eq!(tokens.last_tokens, [1]);
     }
@@ -219,90 +170,18 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_refused() {
         let cases = [
-            (
-                Batch {
-                    query_start: &[0, 2],
-                    ..GOOD
-                },
-                "2 rows have 2 query starts",
-            ),
-            (
-                Batch {
-                    query_start: &[0, 0, 3],
-                    ..GOOD
-                },
-                "do not cut 3 tokens",
-            ),
-            (
-                Batch {
-                    query_start: &[0, 2, 4],
-                    ..GOOD
-                },
-                "do not cut 3 tokens",
-            ),
-            (
-                Batch {
-                    token_ids: &[1, 2, 10],
-                    ..GOOD
-                },
-                "token id 10 is outside",
-            ),
-            (
-                Batch {
-                    token_ids: &[1, -2, 9],
-                    ..GOOD
-                },
-                "token id -2 is outside",
-            ),
-            (
-                Batch {
-                    num_computed: &[-1, 0],
-                    ..GOOD
-                },
-                "row 0 starts at position -1",
-            ),
-            (
-                Batch {
-                    num_computed: &[39, 0],
-                    ..GOOD
-                },
-                "row 0 ends at position 41; the limit is 40",
-            ),
-            (
-                Batch {
-                    num_computed: &[31, 0],
-                    ..GOOD
-                },
-                "row 0 does not cover its 33 tokens",
-            ),
-            (
-                Batch {
-                    block_tables: &[3, 5, 0, -1],
-                    ..GOOD
-                },
-                "row 0 does not cover its 17 tokens",
-            ),
-            (
-                Batch {
-                    block_tables: &[3, 4, -1, -1],
-                    ..GOOD
-                },
-                "row 1 does not cover its 1 tokens",
-            ),
-            (
-                Batch {
-                    block_tables: &[3, 4, 4, -1],
-                    ..GOOD
-                },
-                "two rows write to the same block",
-            ),
-            (
-                Batch {
-                    sample_rows: &[2],
-                    ..GOOD
-                },
-                "sampling row 2 is not among the 2 rows",
-            ),
+            (Batch { query_start: &[0, 2], ..GOOD }, "2 rows have 2 query starts"),
+            (Batch { query_start: &[0, 0, 3], ..GOOD }, "do not cut 3 tokens"),
+            (Batch { query_start: &[0, 2, 4], ..GOOD }, "do not cut 3 tokens"),
+            (Batch { token_ids: &[1, 2, 10], ..GOOD }, "token id 10 is outside"),
+            (Batch { token_ids: &[1, -2, 9], ..GOOD }, "token id -2 is outside"),
+            (Batch { num_computed: &[-1, 0], ..GOOD }, "row 0 starts at position -1"),
+            (Batch { num_computed: &[39, 0], ..GOOD }, "row 0 ends at position 41; the limit is 40"),
+            (Batch { num_computed: &[31, 0], ..GOOD }, "row 0 does not cover its 33 tokens"),
+            (Batch { block_tables: &[3, 5, 0, -1], ..GOOD }, "row 0 does not cover its 17 tokens"),
+            (Batch { block_tables: &[3, 4, -1, -1], ..GOOD }, "row 1 does not cover its 1 tokens"),
+            (Batch { block_tables: &[3, 4, 4, -1], ..GOOD }, "two rows write to the same block"),
+            (Batch { sample_rows: &[2], ..GOOD }, "sampling row 2 is not among the 2 rows"),
         ];
         for (batch, expected) in cases {
             let message = message(batch);

@@ -16,10 +16,7 @@ pub(super) enum Buffer {
 impl Buffer {
     /// No rows and no memory.
     pub(super) fn empty() -> Self {
-        Self::Float {
-            values: Vec::new(),
-            len: 0,
-        }
+        Self::Float { values: Vec::new(), len: 0 }
     }
 
     /// Hold `num_rows` rows from now on; their contents are unspecified until written.
@@ -40,10 +37,7 @@ impl Buffer {
             }
             (_, RegisterType::Float(width)) => {
                 let len = num_rows * width;
-                *self = Self::Float {
-                    values: vec![0.0; len],
-                    len,
-                };
+                *self = Self::Float { values: vec![0.0; len], len };
             }
         }
     }

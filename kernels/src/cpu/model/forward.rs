@@ -32,12 +32,7 @@ impl Model {
         self.head.clear();
         self.tokens.check(batch, &limits)?;
         let threads = self.pool.num_threads();
-        self.tiles.cut(
-            &self.settings.attention,
-            batch.query_start,
-            batch.num_computed,
-            threads,
-        );
+        self.tiles.cut(&self.settings.attention, batch.query_start, batch.num_computed, threads);
         let num_tokens = batch.token_ids.len();
         for index in 0..self.program.buffers.len() {
             self.buffers[index].make_room(self.program.buffers[index], num_tokens);
@@ -62,21 +57,8 @@ impl Model {
                     self.rope_and_store(*q, *k, *v, *layer)?;
                     REST
                 }
-                &Op::Attention {
-                    q,
-                    layer,
-                    scale,
-                    out,
-                } => {
-                    self.attend(
-                        &AttentionOp {
-                            q,
-                            layer,
-                            scale,
-                            out,
-                        },
-                        batch,
-                    )?;
+                &Op::Attention { q, layer, scale, out } => {
+                    self.attend(&AttentionOp { q, layer, scale, out }, batch)?;
                     ATTENTION
                 }
                 Op::Logits { x, norm, weight } => {
@@ -101,16 +83,10 @@ impl Model {
     }
 
     fn run_linear(&mut self, op: &Op, num_rows: usize) -> Result<(), ModelError> {
-        let ctx = Context {
-            pool: &self.pool,
-            isa: self.settings.isa,
-        };
+        let ctx = Context { pool: &self.pool, isa: self.settings.isa };
         match op {
             Op::Linear { x, weights, outs } => {
-                let mut outputs: Vec<Buffer> = outs
-                    .iter()
-                    .map(|&out| take(&mut self.buffers, out))
-                    .collect();
+                let mut outputs: Vec<Buffer> = outs.iter().map(|&out| take(&mut self.buffers, out)).collect();
                 let mut projections: Vec<Projection<'_>> = weights
                     .iter()
                     .zip(&mut outputs)
@@ -127,10 +103,7 @@ impl Model {
             Op::AddLinear { x, y, weight } => {
                 let mut sum = take(&mut self.buffers, *x);
                 let output = Output::Add(sum.float_mut());
-                let projection = Projection {
-                    weight: matrix(&self.weights, *weight),
-                    output,
-                };
+                let projection = Projection { weight: matrix(&self.weights, *weight), output };
                 project(ctx, self.buffers[*y].input(), num_rows, &mut [projection])?;
                 self.buffers[*x] = sum;
             }
@@ -155,55 +128,30 @@ impl Model {
             Op::Embed { weight, out } => {
                 let mut output = take(&mut self.buffers, *out);
                 let table = matrix(&self.weights, *weight);
-                each_row(
-                    pool,
-                    output.float_mut(),
-                    table.num_inputs(),
-                    |row, values| {
-                        table.dequantize_row(token_ids[row] as usize, values);
-                    },
-                )?;
+                each_row(pool, output.float_mut(), table.num_inputs(), |row, values| {
+                    table.dequantize_row(token_ids[row] as usize, values);
+                })?;
                 self.buffers[*out] = output;
             }
-            Op::RmsNorm {
-                x,
-                weight,
-                eps,
-                out,
-            } => {
+            Op::RmsNorm { x, weight, eps, out } => {
                 let mut output = take(&mut self.buffers, *out);
-                let norm = Norm {
-                    weight: vector(&self.weights, *weight),
-                    eps: *eps,
-                };
+                let norm = Norm { weight: vector(&self.weights, *weight), eps: *eps };
                 norm.run(pool, isa, self.buffers[*x].float(), &mut output)?;
                 self.buffers[*out] = output;
             }
             Op::Quantize { x, out } => {
                 let mut output = take(&mut self.buffers, *out);
-                output
-                    .quantized_mut()
-                    .quantize(isa, pool, self.buffers[*x].float())?;
+                output.quantized_mut().quantize(isa, pool, self.buffers[*x].float())?;
                 self.buffers[*out] = output;
             }
-            Op::SiluMul {
-                gate: a,
-                up: b,
-                out,
-            }
-            | Op::Add { a, b, out } => {
+            Op::SiluMul { gate: a, up: b, out } | Op::Add { a, b, out } => {
                 let mut output = take(&mut self.buffers, *out);
                 let (a, b) = (self.buffers[*a].float(), self.buffers[*b].float());
                 let is_silu = matches!(op, Op::SiluMul { .. });
                 let width = a.len() / token_ids.len().max(1);
                 each_row(pool, output.float_mut(), width, |row, out| {
                     let part = row * width..(row + 1) * width;
-                    isa.dispatch(Elementwise {
-                        a: &a[part.clone()],
-                        b: &b[part],
-                        out,
-                        is_silu,
-                    });
+                    isa.dispatch(Elementwise { a: &a[part.clone()], b: &b[part], out, is_silu });
                 })?;
                 self.buffers[*out] = output;
             }
@@ -212,13 +160,7 @@ impl Model {
         Ok(())
     }
 
-    fn rope_and_store(
-        &mut self,
-        q: usize,
-        k: usize,
-        v: usize,
-        layer: usize,
-    ) -> Result<(), ModelError> {
+    fn rope_and_store(&mut self, q: usize, k: usize, v: usize, layer: usize) -> Result<(), ModelError> {
         let mut queries = take(&mut self.buffers, q);
         let mut keys = take(&mut self.buffers, k);
         let work = RopeStore {

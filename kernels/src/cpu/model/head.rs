@@ -74,10 +74,7 @@ impl Model {
             self.head.rows.extend_from_slice(row);
             let mut finite = row.iter().all(|value| value.is_finite());
             if let Some((weight, eps)) = norm {
-                let norm = Norm {
-                    weight: vector(&self.weights, weight),
-                    eps,
-                };
+                let norm = Norm { weight: vector(&self.weights, weight), eps };
                 let out = &mut self.head.rows[start..];
                 finite &= self.settings.isa.dispatch(NormRow { norm, x: row, out });
             }
@@ -126,26 +123,13 @@ impl Model {
                 head.logits.resize(tile.len() * vocab_size, 0.0);
             }
             let logits = &mut head.logits[..tile.len() * vocab_size];
-            let ctx = Context {
-                pool: &self.pool,
-                isa: self.settings.isa,
-            };
-            let projection = Projection {
-                weight,
-                output: Output::Store(logits),
-            };
+            let ctx = Context { pool: &self.pool, isa: self.settings.isa };
+            let projection = Projection { weight, output: Output::Store(logits) };
             if self.settings.quantize_activations && weight.takes_quantized() {
-                let quantized = head
-                    .quantized
-                    .get_or_insert_with(|| QuantizedRows::zeros(0, width));
+                let quantized = head.quantized.get_or_insert_with(|| QuantizedRows::zeros(0, width));
                 quantized.set_num_rows(tile.len());
                 quantized.quantize(self.settings.isa, &self.pool, rows)?;
-                project(
-                    ctx,
-                    Input::Quantized(quantized),
-                    tile.len(),
-                    &mut [projection],
-                )?;
+                project(ctx, Input::Quantized(quantized), tile.len(), &mut [projection])?;
             } else {
                 project(ctx, Input::Float(rows), tile.len(), &mut [projection])?;
             }
@@ -162,20 +146,12 @@ impl Model {
     }
 
     /// Score rows of logits `[num_rows, vocab_size]`, one unit each.
-    fn score(
-        &self,
-        logits: &[f32],
-        wanted: &[Wanted],
-        scores: &mut [Scores],
-    ) -> Result<(), PoolError> {
+    fn score(&self, logits: &[f32], wanted: &[Wanted], scores: &mut [Scores]) -> Result<(), PoolError> {
         let vocab_size = self.settings.vocab_size;
         let shared = SharedSlice::new(scores);
         self.pool.run(wanted.len(), |row, _| {
             let logits = &logits[row * vocab_size..(row + 1) * vocab_size];
-            let scored = self.settings.isa.dispatch(ScoreRow {
-                logits,
-                wanted: wanted[row],
-            });
+            let scored = self.settings.isa.dispatch(ScoreRow { logits, wanted: wanted[row] });
             // SAFETY: every unit has its own row.
             let score = unsafe { shared.part(row..row + 1) };
             score[0] = scored;
@@ -204,11 +180,7 @@ impl Kernel for ScoreRow<'_> {
         }
         let mut best_logit = s.reduce_max(max);
         for &logit in rest {
-            best_logit = if logit > best_logit {
-                logit
-            } else {
-                best_logit
-            };
+            best_logit = if logit > best_logit { logit } else { best_logit };
         }
         let is_finite = s.reduce_add(finite) == 0.0 && rest.iter().all(|logit| logit.is_finite());
         if !is_finite {
@@ -227,22 +199,9 @@ impl Kernel for ScoreRow<'_> {
         } else {
             0.0
         };
-        let top = if let Wanted::Top(count) = self.wanted {
-            top(self.logits, count)
-        } else {
-            Vec::new()
-        };
-        let best_id = (0..)
-            .zip(self.logits)
-            .find(|&(_, &logit)| logit >= best_logit)
-            .map_or(0, |(id, _)| id);
-        Scores {
-            is_finite,
-            best_id,
-            best_logit,
-            logsumexp,
-            top,
-        }
+        let top = if let Wanted::Top(count) = self.wanted { top(self.logits, count) } else { Vec::new() };
+        let best_id = (0..).zip(self.logits).find(|&(_, &logit)| logit >= best_logit).map_or(0, |(id, _)| id);
+        Scores { is_finite, best_id, best_logit, logsumexp, top }
     }
 }
 
@@ -273,9 +232,7 @@ mod tests {
     #[test]
     fn scores_follow_the_definition_on_every_instruction_set() {
         for len in [1, 16, 50, 1000] {
-            let logits: Vec<f32> = (0..len)
-                .map(|i| ((i * 7919) % 101) as f32 * 0.25 - 9.0)
-                .collect();
+            let logits: Vec<f32> = (0..len).map(|i| ((i * 7919) % 101) as f32 * 0.25 - 9.0).collect();
             let mut order: Vec<usize> = (0..len).collect();
             order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
             let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
@@ -287,11 +244,7 @@ mod tests {
                 assert_eq!(scores.best_id, order[0] as i32);
                 assert_eq!(scores.best_logit.to_bits(), logits[order[0]].to_bits());
                 assert!((f64::from(scores.logsumexp) - sum.ln()).abs() < 1e-5);
-                let expected: Vec<_> = order
-                    .iter()
-                    .take(5)
-                    .map(|&id| (id as i32, logits[id]))
-                    .collect();
+                let expected: Vec<_> = order.iter().take(5).map(|&id| (id as i32, logits[id])).collect();
                 assert_eq!(scores.top, expected);
                 assert!(score(isa, &logits, Wanted::Top(0)).top.is_empty());
             }
@@ -305,10 +258,7 @@ mod tests {
                 for place in [0, 15, 16, 36] {
                     let mut logits = [1.0; 37];
                     logits[place] = bad;
-                    assert!(
-                        !score(isa, &logits, Wanted::Best).is_finite,
-                        "{isa} {bad} {place}"
-                    );
+                    assert!(!score(isa, &logits, Wanted::Best).is_finite, "{isa} {bad} {place}");
                 }
             }
         }

@@ -158,10 +158,7 @@ impl Model {
             KvDtype::Int8 => Kv::new(shape).map(KvCache::Int8),
         };
         let kv = kv.ok_or_else(|| {
-            ModelError::Settings(format!(
-                "{} KV blocks do not fit into memory",
-                settings.num_blocks
-            ))
+            ModelError::Settings(format!("{} KV blocks do not fit into memory", settings.num_blocks))
         })?;
         let pool = Pool::new(settings.num_threads)?;
         Ok(Self {
@@ -170,15 +167,8 @@ impl Model {
             weights: Vec::new(),
             names: HashMap::new(),
             kv,
-            rope: RopeTable::new(
-                settings.max_len,
-                settings.attention.head_dim,
-                settings.rope_theta,
-            ),
-            program: Program {
-                ops: Vec::new(),
-                buffers: Vec::new(),
-            },
+            rope: RopeTable::new(settings.max_len, settings.attention.head_dim, settings.rope_theta),
+            program: Program { ops: Vec::new(), buffers: Vec::new() },
             buffers: Vec::new(),
             tokens: CheckedTokens::default(),
             tiles: AttentionTiles::default(),
@@ -231,9 +221,7 @@ impl Model {
 
     fn add(&mut self, name: &str, weight: Weight) -> Result<(), ModelError> {
         if self.names.contains_key(name) {
-            return Err(ModelError::Settings(format!(
-                "weight {name:?} was added before"
-            )));
+            return Err(ModelError::Settings(format!("weight {name:?} was added before")));
         }
         self.names.insert(name.to_owned(), self.weights.len());
         self.weights.push(weight);
@@ -242,15 +230,12 @@ impl Model {
 
     /// Bytes that the weights take, and how many values of matrices they hold.
     pub fn weight_bytes(&self) -> (usize, usize) {
-        self.weights
-            .iter()
-            .fold((0, 0), |(bytes, values), weight| match weight {
-                Weight::Matrix(matrix) => (
-                    bytes + matrix.num_bytes(),
-                    values + matrix.num_outputs() * matrix.num_inputs(),
-                ),
-                Weight::Vector(vector) => (bytes + size_of_val(&**vector), values),
-            })
+        self.weights.iter().fold((0, 0), |(bytes, values), weight| match weight {
+            Weight::Matrix(matrix) => {
+                (bytes + matrix.num_bytes(), values + matrix.num_outputs() * matrix.num_inputs())
+            }
+            Weight::Vector(vector) => (bytes + size_of_val(&**vector), values),
+        })
     }
 
     /// Take in what a step does.
@@ -261,11 +246,7 @@ impl Model {
             query_width: attention.num_heads * attention.head_dim,
             kv_width: attention.num_kv_heads * attention.head_dim,
         };
-        let find = |name: &str| {
-            self.names
-                .get(name)
-                .map(|&index| (index, self.weights[index].shape()))
-        };
+        let find = |name: &str| self.names.get(name).map(|&index| (index, self.weights[index].shape()));
         let program = Program::compile(specs, &limits, find).map_err(ModelError::Program)?;
         for op in &program.ops {
             if let Op::Embed { weight, .. } | Op::Logits { weight, .. } = op
@@ -315,22 +296,13 @@ fn vector(weights: &[Weight], index: usize) -> &[f32] {
 }
 
 fn check_settings(settings: &ModelSettings) -> Result<(), ModelError> {
-    let AttentionShape {
-        num_heads,
-        num_kv_heads,
-        head_dim,
-        window,
-    } = settings.attention;
+    let AttentionShape { num_heads, num_kv_heads, head_dim, window } = settings.attention;
     let fail = |reason: String| Err(ModelError::Settings(reason));
     if num_kv_heads == 0 || num_heads == 0 || !num_heads.is_multiple_of(num_kv_heads) {
-        return fail(format!(
-            "{num_heads} query heads cannot share {num_kv_heads} KV heads evenly"
-        ));
+        return fail(format!("{num_heads} query heads cannot share {num_kv_heads} KV heads evenly"));
     }
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
-        return fail(format!(
-            "head_dim is {head_dim}; rotary embedding needs an even number"
-        ));
+        return fail(format!("head_dim is {head_dim}; rotary embedding needs an even number"));
     }
     if window == Some(0) {
         return fail("a sliding window must see at least the query's own position".to_owned());
@@ -343,10 +315,7 @@ fn check_settings(settings: &ModelSettings) -> Result<(), ModelError> {
         return fail("max_len, num_blocks and vocab_size must fit 32 bits".to_owned());
     }
     if !settings.isa.is_available() {
-        return fail(format!(
-            "this processor lacks instruction set {}",
-            settings.isa
-        ));
+        return fail(format!("this processor lacks instruction set {}", settings.isa));
     }
     Ok(())
 }

@@ -1,8 +1,5 @@
 //! Work on one row of a step at a time: norms, elementwise ops, rotary embedding and KV stores.
-#![expect(
-    unsafe_code,
-    reason = "units write disjoint rows of one buffer, or disjoint KV slots"
-)]
+#![expect(unsafe_code, reason = "units write disjoint rows of one buffer, or disjoint KV slots")]
 
 use super::buffer::Buffer;
 use crate::cpu::isa::{Isa, Kernel};
@@ -44,21 +41,13 @@ pub(super) struct Norm<'a> {
 
 impl Norm<'_> {
     /// Norm `x` `[num_rows, width]` into `out`, quantized if that is what it holds.
-    pub(super) fn run(
-        self,
-        pool: &Pool,
-        isa: Isa,
-        x: &[f32],
-        out: &mut Buffer,
-    ) -> Result<(), PoolError> {
+    pub(super) fn run(self, pool: &Pool, isa: Isa, x: &[f32], out: &mut Buffer) -> Result<(), PoolError> {
         let width = self.weight.len();
         match out {
-            Buffer::Float { values, len } => {
-                each_row(pool, &mut values[..*len], width, |row, out| {
-                    let x = &x[row * width..(row + 1) * width];
-                    isa.dispatch(NormRow { norm: self, x, out });
-                })
-            }
+            Buffer::Float { values, len } => each_row(pool, &mut values[..*len], width, |row, out| {
+                let x = &x[row * width..(row + 1) * width];
+                isa.dispatch(NormRow { norm: self, x, out });
+            }),
             Buffer::Quantized(rows) => {
                 let (num_rows, num_groups) = (rows.num_rows(), rows.num_groups());
                 let blocks = SharedSlice::new(rows.blocks_mut());
@@ -67,11 +56,7 @@ impl Norm<'_> {
                     let blocks = unsafe { blocks.part(unit * num_groups..(unit + 1) * num_groups) };
                     let rows = unit * BLOCK_ROWS..num_rows.min((unit + 1) * BLOCK_ROWS);
                     let x = &x[rows.start * width..rows.end * width];
-                    isa.dispatch(NormQuantizeRows {
-                        norm: self,
-                        x,
-                        blocks,
-                    });
+                    isa.dispatch(NormQuantizeRows { norm: self, x, blocks });
                 })
             }
         }
@@ -128,18 +113,9 @@ impl Kernel for Elementwise<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        for ((a, b), out) in self
-            .a
-            .chunks(LANES)
-            .zip(self.b.chunks(LANES))
-            .zip(self.out.chunks_mut(LANES))
-        {
+        for ((a, b), out) in self.a.chunks(LANES).zip(self.b.chunks(LANES)).zip(self.out.chunks_mut(LANES)) {
             let (a, b) = (s.load_partial(a), s.load_partial(b));
-            let result = if self.is_silu {
-                s.mul(math::silu(s, a), b)
-            } else {
-                s.add(a, b)
-            };
+            let result = if self.is_silu { s.mul(math::silu(s, a), b) } else { s.add(a, b) };
             s.store_partial(result, out);
         }
     }
@@ -165,17 +141,10 @@ pub(super) struct RopeStore<'a> {
 const STORE_TOKENS: usize = 4;
 
 impl RopeStore<'_> {
-    pub(super) fn run<F: KvFormat>(
-        self,
-        pool: &Pool,
-        isa: Isa,
-        kv: &mut Kv<F>,
-    ) -> Result<(), PoolError> {
+    pub(super) fn run<F: KvFormat>(self, pool: &Pool, isa: Isa, kv: &mut Kv<F>) -> Result<(), PoolError> {
         let num_tokens = self.positions.len();
-        let (q_width, kv_width) = (
-            self.queries.len() / num_tokens.max(1),
-            self.values.len() / num_tokens.max(1),
-        );
+        let (q_width, kv_width) =
+            (self.queries.len() / num_tokens.max(1), self.values.len() / num_tokens.max(1));
         let dim = kv.shape().dim();
         let writer = kv.writer();
         let (queries, keys) = (SharedSlice::new(self.queries), SharedSlice::new(self.keys));
@@ -189,10 +158,7 @@ impl RopeStore<'_> {
                 isa.dispatch(StoreToken {
                     rope: self.rope,
                     position: self.positions[token],
-                    slot: Slot {
-                        layer: self.layer,
-                        ..self.slots[token]
-                    },
+                    slot: Slot { layer: self.layer, ..self.slots[token] },
                     queries,
                     keys,
                     values: &self.values[token * kv_width..(token + 1) * kv_width],
@@ -224,8 +190,7 @@ impl<F: KvFormat> Kernel for StoreToken<'_, F> {
         self.rope.rotate(self.position, self.keys);
         // SAFETY: the slots of a step are distinct, and a unit's tokens are its own.
         unsafe {
-            self.writer
-                .store(self.slot, self.keys, self.values, self.scratch);
+            self.writer.store(self.slot, self.keys, self.values, self.scratch);
         }
     }
 }

@@ -22,10 +22,7 @@ pub(super) fn compile(
     let mut ops = Vec::with_capacity(specs.len());
     for (index, spec) in specs.iter().enumerate() {
         let op = compiler.op(spec).map_err(|ProgramError(reason)| {
-            ProgramError(format!(
-                "op {index} ({} {:?}): {reason}",
-                spec.kind, spec.weights
-            ))
+            ProgramError(format!("op {index} ({} {:?}): {reason}", spec.kind, spec.weights))
         })?;
         let is_last = index + 1 == specs.len();
         if is_last != matches!(op, Op::Logits { .. }) {
@@ -41,10 +38,7 @@ pub(super) fn compile(
     if ops.is_empty() {
         return wrong("the program is empty".to_owned());
     }
-    Ok(Program {
-        ops,
-        buffers: compiler.buffers,
-    })
+    Ok(Program { ops, buffers: compiler.buffers })
 }
 
 /// The last op that reads or writes each register.
@@ -126,10 +120,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         let ([], [out], [name]) = (inputs(spec)?, outputs(spec)?, weights(spec)?);
         let table = self.matrix(&name)?;
         let out = self.write(out, RegisterType::Float(table.num_inputs))?;
-        Ok(Op::Embed {
-            weight: table.index,
-            out,
-        })
+        Ok(Op::Embed { weight: table.index, out })
     }
 
     fn norm(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
@@ -137,12 +128,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         let (weight, width) = self.vector(&name)?;
         let x = self.read(x, RegisterType::Float(width))?;
         let out = self.write(out, result_type(spec, "rms_norm", width))?;
-        Ok(Op::RmsNorm {
-            x,
-            weight,
-            eps: spec.value,
-            out,
-        })
+        Ok(Op::RmsNorm { x, weight, eps: spec.value, out })
     }
 
     fn add_linear(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
@@ -153,32 +139,18 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         }
         let x = self.read(x, RegisterType::Float(weight.num_outputs))?;
         let y = self.read_input(y, &weight)?;
-        Ok(Op::AddLinear {
-            x,
-            y,
-            weight: weight.index,
-        })
+        Ok(Op::AddLinear { x, y, weight: weight.index })
     }
 
     fn gated_linear(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
         let ([x], [out], [gate, up]) = (inputs(spec)?, outputs(spec)?, weights(spec)?);
         let (gate, up) = (self.matrix(&gate)?, self.matrix(&up)?);
-        if gate
-            != (Matrix {
-                index: gate.index,
-                ..up
-            })
-        {
+        if gate != (Matrix { index: gate.index, ..up }) {
             return wrong("the two weights differ in shape".to_owned());
         }
         let x = self.read_input(x, &gate)?;
         let out = self.write(out, result_type(spec, "gated_linear", gate.num_outputs))?;
-        Ok(Op::GatedLinear {
-            x,
-            gate: gate.index,
-            up: up.index,
-            out,
-        })
+        Ok(Op::GatedLinear { x, gate: gate.index, up: up.index, out })
     }
 
     fn quantize(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
@@ -196,12 +168,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         let q = self.read(q, RegisterType::Float(self.limits.query_width))?;
         let k = self.read(k, RegisterType::Float(self.limits.kv_width))?;
         let v = self.read(v, RegisterType::Float(self.limits.kv_width))?;
-        Ok(Op::RopeStore {
-            q,
-            k,
-            v,
-            layer: self.layer(spec)?,
-        })
+        Ok(Op::RopeStore { q, k, v, layer: self.layer(spec)? })
     }
 
     fn attention(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
@@ -210,12 +177,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         let width = RegisterType::Float(self.limits.query_width);
         let q = self.read(q, width)?;
         let out = self.write(out, width)?;
-        Ok(Op::Attention {
-            q,
-            layer,
-            scale: spec.value,
-            out,
-        })
+        Ok(Op::Attention { q, layer, scale: spec.value, out })
     }
 
     fn elementwise(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
@@ -223,15 +185,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         let (a, width) = self.read_float(a)?;
         let b = self.read(b, RegisterType::Float(width))?;
         let out = self.write(out, RegisterType::Float(width))?;
-        Ok(if spec.kind == "add" {
-            Op::Add { a, b, out }
-        } else {
-            Op::SiluMul {
-                gate: a,
-                up: b,
-                out,
-            }
-        })
+        Ok(if spec.kind == "add" { Op::Add { a, b, out } } else { Op::SiluMul { gate: a, up: b, out } })
     }
 
     fn linear(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
@@ -246,11 +200,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
             weights.push(weight.index);
             outs.push(self.write(out, RegisterType::Float(weight.num_outputs))?);
         }
-        Ok(Op::Linear {
-            x: input,
-            weights,
-            outs,
-        })
+        Ok(Op::Linear { x: input, weights, outs })
     }
 
     fn logits(&mut self, spec: &OpSpec) -> Result<Op, ProgramError> {
@@ -266,47 +216,25 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         if let Some((_, width)) = norm
             && width != head.num_inputs
         {
-            return wrong(format!(
-                "a norm of {width} before a matrix of {} columns",
-                head.num_inputs
-            ));
+            return wrong(format!("a norm of {width} before a matrix of {} columns", head.num_inputs));
         }
         let x = self.read(x, RegisterType::Float(head.num_inputs))?;
         let norm = norm.map(|(weight, _)| (weight, spec.value));
-        Ok(Op::Logits {
-            x,
-            norm,
-            weight: head.index,
-        })
+        Ok(Op::Logits { x, norm, weight: head.index })
     }
 
     fn layer(&self, spec: &OpSpec) -> Result<usize, ProgramError> {
         usize::try_from(spec.layer)
             .ok()
             .filter(|&layer| layer < self.limits.num_layers)
-            .ok_or_else(|| {
-                ProgramError(format!(
-                    "layer {} of {}",
-                    spec.layer, self.limits.num_layers
-                ))
-            })
+            .ok_or_else(|| ProgramError(format!("layer {} of {}", spec.layer, self.limits.num_layers)))
     }
 
     fn matrix(&self, name: &str) -> Result<Matrix, ProgramError> {
         match (self.find)(name) {
-            Some((
-                index,
-                WeightShape::Matrix {
-                    num_outputs,
-                    num_inputs,
-                    takes_quantized,
-                },
-            )) => Ok(Matrix {
-                index,
-                num_outputs,
-                num_inputs,
-                takes_quantized,
-            }),
+            Some((index, WeightShape::Matrix { num_outputs, num_inputs, takes_quantized })) => {
+                Ok(Matrix { index, num_outputs, num_inputs, takes_quantized })
+            }
             Some(_) => wrong(format!("weight {name:?} is a vector")),
             None => wrong(format!("there is no weight {name:?}")),
         }
@@ -322,17 +250,14 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
     }
 
     fn buffer(&self, register: usize) -> Result<usize, ProgramError> {
-        self.registers[register]
-            .ok_or_else(|| ProgramError(format!("register {register} holds nothing yet")))
+        self.registers[register].ok_or_else(|| ProgramError(format!("register {register} holds nothing yet")))
     }
 
     fn read(&self, register: usize, expected: RegisterType) -> Result<usize, ProgramError> {
         let buffer = self.buffer(register)?;
         let actual = self.buffers[buffer];
         if actual != expected {
-            return wrong(format!(
-                "register {register} holds {actual:?} instead of {expected:?}"
-            ));
+            return wrong(format!("register {register} holds {actual:?} instead of {expected:?}"));
         }
         Ok(buffer)
     }
@@ -348,9 +273,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
     /// The input of a matrix: quantized only if the matrix takes that.
     fn read_input(&self, register: usize, weight: &Matrix) -> Result<usize, ProgramError> {
         let buffer = self.buffer(register)?;
-        if weight.takes_quantized
-            && self.buffers[buffer] == RegisterType::Quantized(weight.num_inputs)
-        {
+        if weight.takes_quantized && self.buffers[buffer] == RegisterType::Quantized(weight.num_inputs) {
             return Ok(buffer);
         }
         self.read(register, RegisterType::Float(weight.num_inputs))
@@ -365,10 +288,7 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
         {
             return wrong(format!("{width} numbers are not whole groups to quantize"));
         }
-        let reused = self
-            .free
-            .iter()
-            .position(|&buffer| self.buffers[buffer] == kind);
+        let reused = self.free.iter().position(|&buffer| self.buffers[buffer] == kind);
         let buffer = if let Some(index) = reused {
             self.free.swap_remove(index)
         } else {
@@ -387,9 +307,5 @@ impl<F: Fn(&str) -> Option<(usize, WeightShape)>> Compiler<F> {
 }
 
 fn result_type(spec: &OpSpec, float_kind: &str, width: usize) -> RegisterType {
-    if spec.kind == float_kind {
-        RegisterType::Float(width)
-    } else {
-        RegisterType::Quantized(width)
-    }
+    if spec.kind == float_kind { RegisterType::Float(width) } else { RegisterType::Quantized(width) }
 }

@@ -61,61 +61,30 @@ pub enum RegisterType {
 
 /// An op that is ready to run: registers are buffers, weights are indices.
 #[derive(Debug, Clone, PartialEq)]
-#[expect(
-    missing_docs,
-    reason = "the fields are the operands that the variant's line names"
-)]
+#[expect(missing_docs, reason = "the fields are the operands that the variant's line names")]
 pub enum Op {
     /// out = rows of a matrix for the step's tokens.
     Embed { weight: usize, out: usize },
     /// out = x, normed, * weight; quantized if `out` is.
-    RmsNorm {
-        x: usize,
-        weight: usize,
-        eps: f32,
-        out: usize,
-    },
+    RmsNorm { x: usize, weight: usize, eps: f32, out: usize },
     /// outs = x W^T for each weight.
-    Linear {
-        x: usize,
-        weights: Vec<usize>,
-        outs: Vec<usize>,
-    },
+    Linear { x: usize, weights: Vec<usize>, outs: Vec<usize> },
     /// x += y W^T.
     AddLinear { x: usize, y: usize, weight: usize },
     /// out = silu(x G^T) * (x U^T); quantized if `out` is.
-    GatedLinear {
-        x: usize,
-        gate: usize,
-        up: usize,
-        out: usize,
-    },
+    GatedLinear { x: usize, gate: usize, up: usize, out: usize },
     /// out = x as groups of signed bytes.
     Quantize { x: usize, out: usize },
     /// Rotate q and k in place; store k and v.
-    RopeStore {
-        q: usize,
-        k: usize,
-        v: usize,
-        layer: usize,
-    },
+    RopeStore { q: usize, k: usize, v: usize, layer: usize },
     /// out = attention of q to what is stored.
-    Attention {
-        q: usize,
-        layer: usize,
-        scale: f32,
-        out: usize,
-    },
+    Attention { q: usize, layer: usize, scale: f32, out: usize },
     /// out = silu(gate) * up.
     SiluMul { gate: usize, up: usize, out: usize },
     /// out = a + b.
     Add { a: usize, b: usize, out: usize },
     /// Logits of the sampling rows of x, after a norm if there is one: (weight, eps).
-    Logits {
-        x: usize,
-        norm: Option<(usize, f32)>,
-        weight: usize,
-    },
+    Logits { x: usize, norm: Option<(usize, f32)>, weight: usize },
 }
 
 /// Ops and the buffers they need.
