@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_MODEL = "smollm2"
-RUNNERS = ("reference", "fake")
+RUNNERS = ("native", "reference", "fake")
+KV_CACHE_DTYPES = ("bf16", "f32", "int8")
+ACTIVATIONS = ("int8", "float")
 LOG_FORMATS = ("human", "json")
 # sockaddr_un holds 108 bytes on Linux and 104 on macOS, with a final zero.
 MAX_SOCKET_PATH_BYTES = 100
@@ -80,7 +82,10 @@ class ModelOptions:
     max_num_batched_tokens: tokens computed in one step, at least max_num_seqs.
     max_waiting:            rows that may wait to run; more are refused as overloaded.
     kv_cache_bytes:         memory for keys and values; None: chosen from what is free.
-    runner:                 what computes: "reference" (torch, float32) or "fake" (no model at all).
+    runner:                 what computes: "native" (the CPU kernels), "reference" (torch, float32) or
+                            "fake" (no model at all).
+    kv_cache_dtype:         how the native runner keeps keys and values; int8 has a scale per token and head.
+    activations:            what the native runner multiplies quantized weights with: "int8" or "float".
     threads:                threads that compute; None: every core this process may use.
     fake_step_ms:           time that each step of the fake runner takes.
     """
@@ -91,6 +96,8 @@ class ModelOptions:
     max_waiting: int = 1024
     kv_cache_bytes: int | None = None
     runner: str = "reference"
+    kv_cache_dtype: str = KV_CACHE_DTYPES[0]
+    activations: str = ACTIVATIONS[0]
     threads: int | None = None
     fake_step_ms: int = 0
 
@@ -236,6 +243,8 @@ def model_options(settings: Settings) -> ModelOptions:
         max_waiting=settings.get("max_waiting", integer(1, 1 << 20)) or default.max_waiting,
         kv_cache_bytes=kv_cache_bytes or None,
         runner=settings.get("runner", _choice(RUNNERS)) or default.runner,
+        kv_cache_dtype=settings.get("kv_cache_dtype", _choice(KV_CACHE_DTYPES)) or default.kv_cache_dtype,
+        activations=settings.get("activations", _choice(ACTIVATIONS)) or default.activations,
         threads=threads or None,
         fake_step_ms=settings.get("fake_step_ms", integer(0, 60_000)) or 0,
     )
@@ -249,6 +258,8 @@ def engine_arguments(options: ModelOptions) -> list[str]:
         f"--max-waiting={options.max_waiting}",
         f"--kv-cache-memory={'auto' if options.kv_cache_bytes is None else options.kv_cache_bytes}",
         f"--runner={options.runner}",
+        f"--kv-cache-dtype={options.kv_cache_dtype}",
+        f"--activations={options.activations}",
         f"--threads={'auto' if options.threads is None else options.threads}",
     ]
     if options.fake_step_ms:

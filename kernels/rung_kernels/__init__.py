@@ -3,6 +3,22 @@
 Imports nothing from the engine and knows no model or file format beyond the layout of a block.
 """
 
-from rung_kernels._native import AVAILABLE_ISAS, FORMATS, Model, __version__, dequantize, row_bytes
+from rung_kernels._native import (
+    AVAILABLE_ISAS,
+    FORMATS,
+    Model,
+    __version__,
+    dequantize,
+    kv_bytes_per_block,
+    row_bytes,
+)
 
-__all__ = ["AVAILABLE_ISAS", "FORMATS", "Model", "__version__", "dequantize", "row_bytes"]
+__all__ = [
+    "AVAILABLE_ISAS",
+    "FORMATS",
+    "Model",
+    "__version__",
+    "dequantize",
+    "kv_bytes_per_block",
+    "row_bytes",
+]

@@ -21,6 +21,9 @@ def dequantize(format: str, data: npt.NDArray[np.uint8], num_cols: int) -> npt.N
     and format disagree. Source: the block structures of ggml.
     """
 
+def kv_bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
+    """Bytes of a KV block of 16 tokens over all layers, keys and values, as `Model` stores it."""
+
 AVAILABLE_ISAS: tuple[str, ...]
 """Instruction sets that the kernels have and this processor too, the plainest first."""
 

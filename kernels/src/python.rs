@@ -55,6 +55,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("FORMATS", PyTuple::new(module.py(), Format::ALL.map(Format::name))?)?;
     module.add("AVAILABLE_ISAS", PyTuple::new(module.py(), Isa::available().into_iter().map(Isa::name))?)?;
     module.add_class::<model::PyModel>()?;
+    module.add_function(wrap_pyfunction!(model::kv_bytes_per_block, module)?)?;
     module.add_function(wrap_pyfunction!(row_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(dequantize_rows, module)?)
 }

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from rung_kernels import AVAILABLE_ISAS
 
 from rung.runner.native import NativeRunner
+from rung_kernels import AVAILABLE_ISAS
 from tests.models.driver import Answer, ShuffledBlocks, drive, request
 
 if TYPE_CHECKING:

@@ -146,8 +146,8 @@ def _add_model_options(parser: Parser) -> None:
     engine.add_argument(
         "--runner",
         metavar="NAME",
-        help="what computes: reference (torch, float32) or fake (no model, for tests) "
-        f"(default: {_DEFAULTS.runner})",
+        help="what computes: native (CPU kernels), reference (torch, float32) or fake (no model, for "
+        f"tests) (default: {_DEFAULTS.runner})",
     )
     engine.add_argument("--threads", metavar="N", help="threads that compute (default: auto, all cores)")
     engine.add_argument(
@@ -160,6 +160,18 @@ def _add_model_options(parser: Parser) -> None:
         metavar="SIZE",
         help="memory for keys and values, such as 512MiB (default: auto, at most 2GiB and a quarter "
         "of what is free)",
+    )
+    engine.add_argument(
+        "--kv-cache-dtype",
+        metavar="NAME",
+        help="how the native runner keeps keys and values: bf16, f32 or int8 "
+        f"(default: {_DEFAULTS.kv_cache_dtype})",
+    )
+    engine.add_argument(
+        "--activations",
+        metavar="NAME",
+        help="what the native runner multiplies quantized weights with: int8, or float, which is slower "
+        f"and exact (default: {_DEFAULTS.activations})",
     )
     engine.add_argument(
         "--max-num-seqs",

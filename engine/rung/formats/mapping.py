@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from rung.errors import ModelError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
+
+    import numpy.typing as npt
 
 
 def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
@@ -29,6 +34,26 @@ def map_file(path: str | os.PathLike[str]) -> mmap.mmap:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def release_pages(arrays: Iterable[npt.NDArray[Any]]) -> None:
+    """Take the maps behind arrays out of this process's memory; what is read again comes back.
+
+    The system keeps the file's pages for as long as it likes, so the next start is none the slower.
+    """
+    maps = {id(found): found for array in arrays if (found := _map_behind(array)) is not None}
+    for mapped in maps.values():
+        # Not on every system; a map is read-only, so that this never loses anything.
+        if hasattr(mapped, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+
+
+def _map_behind(array: object) -> mmap.mmap | None:
+    while isinstance(array, np.ndarray):
+        array = array.base
+    if isinstance(array, memoryview):
+        array = array.obj
+    return array if isinstance(array, mmap.mmap) else None
 
 
 def quoted(text: str) -> str:

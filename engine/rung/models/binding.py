@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rung.errors import ModelError
-from rung.formats.mapping import quoted
+from rung.formats.mapping import quoted, release_pages
 from rung.models.weights import StoredTensor
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ class BoundWeights:
             pairs = data.reshape(-1, binding.head_dim // 2, 2, data.shape[1])
             data = pairs.swapaxes(1, 2).reshape(data.shape)
         return StoredTensor(name, stored.shape, stored.format, data)
+
+    def release_pages(self) -> None:
+        """Give back the memory that reading took; reading works on."""
+        release_pages(binding.tensor.data for binding in self._bindings.values())
 
 
 def bind_weights(

@@ -56,3 +56,7 @@ class WeightSource(Protocol):
     def get(self, name: str) -> StoredTensor:
         """The tensor of that canonical name; `KeyError` when it is not in `names`."""
         ...
+
+    def release_pages(self) -> None:
+        """Give back the memory that reading took, where it holds mapped files; reading works on."""
+        ...

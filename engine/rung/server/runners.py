@@ -61,6 +61,29 @@ def _reference(model: OpenModel, options: ModelOptions) -> RunnerPlan:
     )
 
 
+def _native(model: OpenModel, options: ModelOptions) -> RunnerPlan:
+    from rung.runner.native import NativeRunner, kv_bytes_per_block
+
+    config = model.metadata.config
+
+    def build(num_blocks: int) -> Runner:
+        return NativeRunner(
+            config,
+            model.weights,
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            num_threads=options.threads,
+            kv_dtype=options.kv_cache_dtype,
+            activations=options.activations,
+        )
+
+    return RunnerPlan(
+        weight_bytes=model.weights.total_bytes,
+        kv_bytes_per_block=kv_bytes_per_block(config, options.kv_cache_dtype),
+        build=build,
+    )
+
+
 def _fake(model: OpenModel, options: ModelOptions) -> RunnerPlan:
     from rung.runner.fake import FakeRunner
 
@@ -73,6 +96,7 @@ def _fake(model: OpenModel, options: ModelOptions) -> RunnerPlan:
 
 
 _RUNNERS: dict[str, Callable[[OpenModel, ModelOptions], RunnerPlan]] = {
+    "native": _native,
     "reference": _reference,
     "fake": _fake,
 }

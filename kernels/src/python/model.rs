@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 use super::value_error;
 use crate::cpu::attention::AttentionShape;
 use crate::cpu::isa::Isa;
-use crate::cpu::kv::{BLOCK_SIZE, KvDtype};
+use crate::cpu::kv::{BLOCK_SIZE, KvDtype, KvShape};
 use crate::cpu::model::{Batch, Model, ModelSettings, OpSpec, PHASES, Scores, Wanted};
 use crate::cpu::pool::default_num_threads;
 use crate::dequantize::Format;
@@ -59,9 +59,7 @@ impl PyModel {
                 "block_size is {block_size}; the native runner has blocks of {BLOCK_SIZE} tokens"
             )));
         }
-        let kv_dtype = KvDtype::from_name(kv_dtype).ok_or_else(|| {
-            PyValueError::new_err(format!("kv_dtype is {kv_dtype:?}; choose f32, bf16 or int8"))
-        })?;
+        let kv_dtype = kv_dtype_of(kv_dtype)?;
         let quantize_activations = match activations {
             "int8" => true,
             "float" => false,
@@ -215,6 +213,23 @@ impl PyModel {
         }
         Ok(times)
     }
+}
+
+/// Bytes of a block of 16 tokens over all layers.
+#[pyfunction]
+pub(super) fn kv_bytes_per_block(
+    num_layers: usize,
+    num_kv_heads: usize,
+    head_dim: usize,
+    kv_dtype: &str,
+) -> PyResult<usize> {
+    let shape = KvShape { num_layers, num_blocks: 1, num_kv_heads, head_dim };
+    Ok(shape.block_bytes(kv_dtype_of(kv_dtype)?))
+}
+
+fn kv_dtype_of(name: &str) -> PyResult<KvDtype> {
+    KvDtype::from_name(name)
+        .ok_or_else(|| PyValueError::new_err(format!("kv_dtype is {name:?}; choose f32, bf16 or int8")))
 }
 
 fn wanted(num_top: i32, all: bool) -> Wanted {

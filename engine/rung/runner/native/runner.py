@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rung_kernels import Model
 
+import rung_kernels
 from rung.errors import ConfigError, ErrorCode, ModelError, RequestError
 from rung.models.registry import find_architecture
 from rung.runner.native.fuse import fuse
@@ -58,7 +58,7 @@ class NativeRunner:
         poison_freed: bool = False,
     ) -> None:
         try:
-            self._model = Model(
+            self._model = rung_kernels.Model(
                 num_layers=config.num_layers,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -163,7 +163,7 @@ class NativeRunner:
         """Nothing to release: threads and memory go with the object."""
 
 
-def _load_weights(model: Model, weights: WeightSource) -> set[str]:
+def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
     """Pack all weights; returns the names of those whose input shall be int8."""
     int8_inputs = set()
     for name in weights.names():
@@ -171,12 +171,19 @@ def _load_weights(model: Model, weights: WeightSource) -> set[str]:
         try:
             if len(tensor.shape) == 1:
                 model.add_vector(name, tensor.format, tensor.data, tensor.shape[0])
-            elif model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1]):
-                if not name.endswith(_FLOAT_INPUT):
+            else:
+                takes_int8 = model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1])
+                if takes_int8 and not name.endswith(_FLOAT_INPUT):
                     int8_inputs.add(name)
         except ValueError as error:
             raise ModelError(f"The native runner cannot use the model's weights: {error}.") from error
+    weights.release_pages()
     return int8_inputs
+
+
+def kv_bytes_per_block(config: ModelConfig, kv_dtype: str) -> int:
+    """Bytes of one block over all layers, keys and values, without making a runner."""
+    return rung_kernels.kv_bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
 
 
 def _take_rows(columns: SamplingColumns, rows: npt.NDArray[np.int64]) -> SamplingColumns:
