@@ -239,7 +239,7 @@ impl<F: KvFormat> KvWriter<'_, F> {
 /// Zeroed numbers that begin on a cache line, resident only once they are written.
 #[derive(Debug)]
 struct Aligned<T> {
-    memory: Vec<T>,
+    memory: Box<[T]>,
     offset: usize,
     len: usize,
 }
@@ -256,7 +256,7 @@ impl<T: Copy + Default> Aligned<T> {
         }
         // SAFETY: allocated just now with the layout of as many `T`, which are numbers, and zero
         // bytes are a number. Unlike `vec!` this can fail, and like it, it touches no page.
-        let memory = unsafe { Vec::from_raw_parts(start.cast::<T>(), padded, padded) };
+        let memory = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start.cast::<T>(), padded)) };
         let offset = memory.as_ptr().align_offset(CACHE_LINE);
         Some(Self { memory, offset, len })
     }
