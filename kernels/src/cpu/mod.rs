@@ -6,10 +6,13 @@
     reason = "only code inlined into `Isa::dispatch` is compiled for its instruction set"
 )]
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 pub mod attention;
 pub mod buffer;
 pub mod isa;
 pub mod kv;
+pub mod limits;
 pub mod linear;
 pub mod math;
 pub mod model;
