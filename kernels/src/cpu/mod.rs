@@ -6,8 +6,6 @@
     reason = "only code inlined into `Isa::dispatch` is compiled for its instruction set"
 )]
 
-#[cfg(target_arch = "x86_64")]
-pub mod amx;
 pub mod attention;
 pub mod buffer;
 pub mod isa;
