@@ -16,7 +16,7 @@ PORT ?= 8000
 MODEL ?= smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test setup setup-test setup-lint build check-tools unit lint fmt proto goldens bench size wheels check-packages clean
+.PHONY: help serve test setup setup-test setup-lint build check-tools unit lint fmt proto goldens bench bench-cpu size wheels check-packages clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -83,6 +83,9 @@ goldens: setup-test ## Recompute tests/golden with transformers (minutes)
 
 bench: setup-test ## Output tok/s, TTFT and TPOT at 1, 4 and 16 users, beside the machine's limits
 	@$(PY) -m tests.bench.serving
+
+bench-cpu: setup-test ## Native CPU runner: prefill and decode beside the machine's own limits
+	@$(PY) -m tests.bench.cpu --model $(MODEL)
 
 size: ## The longest source files
 	@git ls-files '*.py' '*.rs' ':!*/gen/*' | xargs wc -l | sort -rn | head -20

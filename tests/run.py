@@ -104,6 +104,15 @@ def without_gpu() -> str | None:
     return None
 
 
+def instruction_sets() -> str:
+    """Those that this machine has of those that the kernels are written for."""
+    try:
+        import rung_kernels
+    except ImportError as error:
+        return f"none, {error}"
+    return ", ".join(rung_kernels.AVAILABLE_ISAS)
+
+
 TIERS = (
     Tier("rust", "cargo", run_cargo),
     Tier("unit", "Python", run_pytest("unit")),
@@ -146,6 +155,7 @@ def main(names: list[str]) -> int:
         )
     print("\n== Tiers")
     print("\n".join(rows))
+    print(f"instruction sets that the kernels were checked on: {instruction_sets()}")
     print(f"\n{total.passed} passed, {total.failed} failed, {total.skipped} skipped")
     return 1 if total.failed or not total.passed else 0
 

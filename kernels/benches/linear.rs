@@ -1,13 +1,7 @@
 //! Rates of the linear kernels beside the machine's own limits.
 //!
 //! `cargo bench -p rung-kernels --bench linear -- [threads] [isa]`
-#![allow(
-    clippy::all,
-    clippy::pedantic,
-    clippy::unwrap_used,
-    clippy::print_stdout,
-    missing_docs
-)]
+#![allow(clippy::all, clippy::pedantic, clippy::unwrap_used, clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -108,34 +102,22 @@ fn best(n: usize, mut f: impl FnMut()) -> f64 {
 static CPU_TIME: std::sync::atomic::AtomicBool = std::sync::atomic::AtomicBool::new(false);
 
 fn cpu_time() -> f64 {
-    let mut t = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut t) };
     t.tv_sec as f64 + t.tv_nsec as f64 * 1e-9
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|a| !a.starts_with("--"))
-        .collect();
-    let threads = args
-        .first()
-        .map_or_else(default_num_threads, |a| a.parse().unwrap());
-    let isas = args
-        .get(1)
-        .map_or(vec![Isa::best()], |a| vec![Isa::from_name(a).unwrap()]);
+    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let threads = args.first().map_or_else(default_num_threads, |a| a.parse().unwrap());
+    let isas = args.get(1).map_or(vec![Isa::best()], |a| vec![Isa::from_name(a).unwrap()]);
     let formats: Vec<Format> = args.get(2).map_or(vec![Format::Q4_1, Format::Q8_0], |a| {
-        a.split(',')
-            .map(|f| Format::from_name(f).unwrap())
-            .collect()
+        a.split(',').map(|f| Format::from_name(f).unwrap()).collect()
     });
     let float = args.get(3).is_some_and(|a| a == "float");
-    let ms: Vec<usize> = args.get(4).map_or(vec![1, 2, 4, 8, 16, 32, 128, 512], |a| {
-        a.split(',').map(|m| m.parse().unwrap()).collect()
-    });
+    let ms: Vec<usize> = args
+        .get(4)
+        .map_or(vec![1, 2, 4, 8, 16, 32, 128, 512], |a| a.split(',').map(|m| m.parse().unwrap()).collect());
     let only: Option<usize> = args.get(5).map(|a| a.parse().unwrap());
     let pool = Pool::new(threads).unwrap();
     CPU_TIME.store(threads == 1, std::sync::atomic::Ordering::Relaxed);
@@ -147,27 +129,15 @@ fn main() {
             "{isa} threads {threads}: {peak:.0} GMAC/s pure; read {b100:.1} GB/s of 100 MB, {b1000:.1} of 1 GB"
         );
         for &format in &formats {
-            for (n, k) in [
-                (96, 1536),
-                (96, 576),
-                (576, 576),
-                (1536, 576),
-                (576, 1536),
-                (49152, 576),
-            ] {
+            for (n, k) in [(96, 1536), (96, 576), (576, 576), (1536, 576), (576, 1536), (49152, 576)] {
                 if k % format.block_len() != 0 || only.is_some_and(|o| o != n) {
                     continue;
                 }
                 let bytes = format.row_bytes(k).unwrap() * n;
-                let copies = if n == 96 {
-                    1
-                } else {
-                    ((100 << 20) / bytes).max(1)
-                };
+                let copies = if n == 96 { 1 } else { ((100 << 20) / bytes).max(1) };
                 let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 61) as u8).collect();
-                let weights: Vec<_> = (0..copies)
-                    .map(|_| PackedLinear::pack(format, &data, n, k, &pool).unwrap())
-                    .collect();
+                let weights: Vec<_> =
+                    (0..copies).map(|_| PackedLinear::pack(format, &data, n, k, &pool).unwrap()).collect();
                 let ctx = Context { pool: &pool, isa };
                 print!("{:5} {n:5}x{k:<5}", format.name());
                 for m in ms.iter().copied() {
@@ -178,26 +148,15 @@ fn main() {
                     let mut q = QuantizedRows::zeros(m, k);
                     q.quantize(isa, &pool, &x).unwrap();
                     let mut out = vec![0.0; m * n];
-                    let passes = if n == 96 {
-                        300
-                    } else {
-                        (copies * 32 / m.max(32)).max(1).min(copies)
-                    };
+                    let passes = if n == 96 { 300 } else { (copies * 32 / m.max(32)).max(1).min(copies) };
                     let t = best(if n == 96 { 300 } else { 12 }, || {
                         for w in weights.iter().cycle().take(passes) {
-                            let input = if float {
-                                Input::Float(&x)
-                            } else {
-                                Input::Quantized(&q)
-                            };
+                            let input = if float { Input::Float(&x) } else { Input::Quantized(&q) };
                             project(
                                 ctx,
                                 input,
                                 m,
-                                &mut [Projection {
-                                    weight: w,
-                                    output: Output::Store(&mut out),
-                                }],
+                                &mut [Projection { weight: w, output: Output::Store(&mut out) }],
                             )
                             .unwrap();
                         }

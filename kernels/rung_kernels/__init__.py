@@ -10,6 +10,7 @@ from rung_kernels._native import (
     __version__,
     dequantize,
     kv_bytes_per_block,
+    measure_limits,
     row_bytes,
 )
 
@@ -20,5 +21,6 @@ __all__ = [
     "__version__",
     "dequantize",
     "kv_bytes_per_block",
+    "measure_limits",
     "row_bytes",
 ]

@@ -24,6 +24,18 @@ def dequantize(format: str, data: npt.NDArray[np.uint8], num_cols: int) -> npt.N
 def kv_bytes_per_block(num_layers: int, num_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
     """Bytes of a KV block of 16 tokens over all layers, keys and values, as `Model` stores it."""
 
+def measure_limits(num_threads: int | None = None) -> dict[str, float]:
+    """What this machine can do at most, measured in two seconds on the last of `AVAILABLE_ISAS`.
+
+    num_threads: None: what quota and affinity leave to this process.
+
+    Returns, each the best of several runs of all threads together, in 10^9 per second:
+    read_gb_s:   bytes of 1 GiB read from memory in order.
+    int8_gop_s:  additions and multiplications of the integer products that the linear layers are
+                 made of, on data in the first cache; unpacking and scales are left out.
+    f32_gflop_s: the same of fused multiply-adds in float32.
+    """
+
 AVAILABLE_ISAS: tuple[str, ...]
 """Instruction sets that the kernels have and this processor too, the plainest first."""
 

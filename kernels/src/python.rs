@@ -1,5 +1,6 @@
 //! The Python module `rung_kernels._native`: argument checks and numpy arrays, no arithmetic.
 
+mod limits;
 mod model;
 
 use numpy::{PyArray2, PyArrayMethods, PyReadonlyArray2, PyUntypedArrayMethods};
@@ -56,6 +57,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("AVAILABLE_ISAS", PyTuple::new(module.py(), Isa::available().into_iter().map(Isa::name))?)?;
     module.add_class::<model::PyModel>()?;
     module.add_function(wrap_pyfunction!(model::kv_bytes_per_block, module)?)?;
+    module.add_function(wrap_pyfunction!(limits::measure_limits, module)?)?;
     module.add_function(wrap_pyfunction!(row_bytes, module)?)?;
     module.add_function(wrap_pyfunction!(dequantize_rows, module)?)
 }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from tests.bench.host import cpu_name
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,6 @@ def best_seconds(action: Callable[[], object], repeats: int) -> float:
         action()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def cpu_name() -> str:
-    """As the kernel gives it, or the architecture."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.machine()
 
 
 def measure() -> MachineLimits:

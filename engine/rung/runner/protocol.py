@@ -15,6 +15,7 @@ class RunnerInfo:
 
     kv_bytes_per_block: bytes of one block over all layers, keys and values.
     batch_invariant:    a row's answer is bitwise the same in any batch.
+    details:            how it computes, for the start-up table.
     """
 
     name: str
@@ -23,6 +24,7 @@ class RunnerInfo:
     kv_bytes_per_block: int
     weight_bytes: int
     batch_invariant: bool
+    details: str = ""
 
 
 class Runner(Protocol):

@@ -152,7 +152,7 @@ def _print_table(
     rows = (
         ("model", f"{metadata.name} ({metadata.config.architecture}, {metadata.weight_format})"),
         ("parameters", f"{metadata.num_parameters / 1e6:.1f} million"),
-        ("runner", f"{info.name}, loaded in {load_s:.1f} s"),
+        ("runner", ", ".join(filter(None, (info.name, info.details, f"loaded in {load_s:.1f} s")))),
         ("weights", human_bytes(info.weight_bytes)),
         (
             "KV cache",

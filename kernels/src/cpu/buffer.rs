@@ -44,16 +44,11 @@ impl<T: Number> Buffer<T> {
     /// If the size does not fit the address space.
     pub fn zeroed(len: usize) -> Self {
         let Some(layout) = Self::layout(len) else {
-            return Self {
-                start: NonNull::dangling(),
-                len: 0,
-            };
+            return Self { start: NonNull::dangling(), len: 0 };
         };
         // SAFETY: the layout's size is not zero, and zero bytes are a value of every `Number`.
         let start = unsafe { alloc_zeroed(layout) };
-        let Some(start) = NonNull::new(start.cast::<T>()) else {
-            handle_alloc_error(layout)
-        };
+        let Some(start) = NonNull::new(start.cast::<T>()) else { handle_alloc_error(layout) };
         advise_huge_pages(start.cast(), layout);
         Self { start, len }
     }
@@ -67,11 +62,7 @@ impl<T: Number> Buffer<T> {
     fn layout(len: usize) -> Option<Layout> {
         let num_bytes = len.checked_mul(size_of::<T>());
         let num_bytes = num_bytes.unwrap_or_else(|| panic!("{len} numbers are too many"));
-        let align = if num_bytes >= HUGE_PAGE {
-            HUGE_PAGE
-        } else {
-            CACHE_LINE
-        };
+        let align = if num_bytes >= HUGE_PAGE { HUGE_PAGE } else { CACHE_LINE };
         let layout = Layout::from_size_align(num_bytes, align)
             .unwrap_or_else(|_| panic!("{len} numbers are too many"));
         (num_bytes > 0).then_some(layout)
@@ -117,9 +108,7 @@ impl<T: Number> DerefMut for Buffer<T> {
 
 impl<T: Number> fmt::Debug for Buffer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
-            .field("len", &self.len)
-            .finish_non_exhaustive()
+        f.debug_struct("Buffer").field("len", &self.len).finish_non_exhaustive()
     }
 }
 

@@ -44,19 +44,12 @@ impl Isa {
 
     /// Those that this processor has, the plainest first.
     pub fn available() -> Vec<Self> {
-        Self::ALL
-            .into_iter()
-            .filter(|isa| isa.is_available())
-            .collect()
+        Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
     /// The fastest that this processor has.
     pub fn best() -> Self {
-        Self::ALL
-            .into_iter()
-            .rev()
-            .find(|isa| isa.is_available())
-            .unwrap_or(Self::Portable)
+        Self::ALL.into_iter().rev().find(|isa| isa.is_available()).unwrap_or(Self::Portable)
     }
 
     /// The name in options and reports.
@@ -74,11 +67,7 @@ impl Isa {
             .into_iter()
             .find(|isa| isa.name() == name)
             .ok_or_else(|| IsaError::Unknown(name.to_owned()))?;
-        if isa.is_available() {
-            Ok(isa)
-        } else {
-            Err(IsaError::Unavailable(isa))
-        }
+        if isa.is_available() { Ok(isa) } else { Err(IsaError::Unavailable(isa)) }
     }
 
     /// Whether this processor has it.
@@ -114,10 +103,7 @@ impl Isa {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    #![expect(
-        unsafe_code,
-        reason = "calls functions compiled for instructions that were just detected"
-    )]
+    #![expect(unsafe_code, reason = "calls functions compiled for instructions that were just detected")]
 
     use super::{Avx2, Avx512, Isa, IsaError, Kernel};
 
@@ -163,11 +149,7 @@ impl fmt::Display for IsaError {
             }
             Self::Unavailable(isa) => {
                 let available: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
-                write!(
-                    f,
-                    "this processor lacks instruction set {isa}; it has: {}",
-                    available.join(", ")
-                )
+                write!(f, "this processor lacks instruction set {isa}; it has: {}", available.join(", "))
             }
         }
     }

@@ -9,16 +9,8 @@ const EXP_LOW: f32 = -87.336_54;
 const EXP_HIGH: f32 = 88.376_26;
 
 /// Taylor coefficients 1/7! .. 1/0!; on |r| <= ln(2)/2 the rest is below 2^-27.
-const EXP_COEFFICIENTS: [f32; 8] = [
-    1.0 / 5040.0,
-    1.0 / 720.0,
-    1.0 / 120.0,
-    1.0 / 24.0,
-    1.0 / 6.0,
-    0.5,
-    1.0,
-    1.0,
-];
+const EXP_COEFFICIENTS: [f32; 8] =
+    [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// e^x within 1 unit in the last place or so; 0 below -87.3, infinite above 88.3, NaN for NaN.
 ///
@@ -72,16 +64,7 @@ mod tests {
 
     fn inputs() -> Vec<f32> {
         let mut x: Vec<f32> = (-9000..9000).map(|i| i as f32 * 0.01).collect();
-        x.extend([
-            0.0,
-            -0.0,
-            1e-40,
-            -1e-40,
-            1e-8,
-            f32::MIN,
-            -1e30,
-            f32::NEG_INFINITY,
-        ]);
+        x.extend([0.0, -0.0, 1e-40, -1e-40, 1e-8, f32::MIN, -1e30, f32::NEG_INFINITY]);
         x
     }
 
@@ -118,10 +101,7 @@ mod tests {
         for (x, y) in x.iter().zip(Isa::Portable.dispatch(Apply(&x, true))) {
             let exact = f64::from(*x) / (1.0 + (-f64::from(*x)).exp());
             let error = (f64::from(y) - exact).abs();
-            assert!(
-                !x.is_finite() || error <= exact.abs() * 5e-7 + 1e-36,
-                "{x}: {y} {exact}"
-            );
+            assert!(!x.is_finite() || error <= exact.abs() * 5e-7 + 1e-36, "{x}: {y} {exact}");
         }
     }
 

@@ -10,6 +10,7 @@ pub mod attention;
 pub mod buffer;
 pub mod isa;
 pub mod kv;
+pub mod limits;
 pub mod linear;
 pub mod math;
 pub mod model;

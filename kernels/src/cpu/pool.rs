@@ -35,10 +35,7 @@ pub enum PoolError {
 impl fmt::Display for PoolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NumThreads(num) => write!(
-                f,
-                "{num} threads asked for; give between 1 and {MAX_THREADS}"
-            ),
+            Self::NumThreads(num) => write!(f, "{num} threads asked for; give between 1 and {MAX_THREADS}"),
             Self::Spawn(error) => write!(f, "cannot start a worker thread: {error}"),
             Self::NumUnits(num) => write!(f, "{num} work units at once; at most {REMAINING}"),
             Self::Panicked(message) => write!(f, "a kernel failed: {message}"),
@@ -106,11 +103,7 @@ impl Pool {
             done: Condvar::new(),
             panic: Mutex::new(None),
         });
-        let mut pool = Self {
-            shared,
-            workers: Vec::new(),
-            caller: Mutex::new(()),
-        };
+        let mut pool = Self { shared, workers: Vec::new(), caller: Mutex::new(()) };
         for worker in 1..num_threads {
             let shared = Arc::clone(&pool.shared);
             let handle = std::thread::Builder::new()
@@ -130,11 +123,7 @@ impl Pool {
     /// Call `work(unit, worker)` once for each unit in `0..num_units`, on any worker in
     /// `0..num_threads`, and return when all are done. A worker runs one unit at a time; a unit
     /// must not call `run` of the same pool.
-    pub fn run(
-        &self,
-        num_units: usize,
-        work: impl Fn(usize, usize) + Sync,
-    ) -> Result<(), PoolError> {
+    pub fn run(&self, num_units: usize, work: impl Fn(usize, usize) + Sync) -> Result<(), PoolError> {
         let count = u32::try_from(num_units).map_err(|_| PoolError::NumUnits(num_units))?;
         let _one_at_a_time = lock(&self.caller);
         if count <= 1 || self.workers.is_empty() {
@@ -165,9 +154,7 @@ impl Drop for Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool")
-            .field("num_threads", &self.num_threads())
-            .finish_non_exhaustive()
+        f.debug_struct("Pool").field("num_threads", &self.num_threads()).finish_non_exhaustive()
     }
 }
 
@@ -195,12 +182,8 @@ impl Shared {
             if claims & REMAINING == 0 {
                 return false;
             }
-            match self.claims.compare_exchange_weak(
-                claims,
-                claims - 1,
-                Ordering::Acquire,
-                Ordering::Acquire,
-            ) {
+            match self.claims.compare_exchange_weak(claims, claims - 1, Ordering::Acquire, Ordering::Acquire)
+            {
                 Ok(_) => break,
                 Err(current) => claims = current,
             }
@@ -209,8 +192,7 @@ impl Shared {
             let unit = num_units as usize - (claims & REMAINING) as usize;
             self.run_unit(work, unit, worker);
         });
-        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1
-            && self.caller_sleeping.load(Ordering::SeqCst)
+        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeping.load(Ordering::SeqCst)
         {
             drop(lock(&self.sleep));
             self.done.notify_all();
@@ -232,18 +214,14 @@ impl Shared {
         self.caller_sleeping.store(true, Ordering::SeqCst);
         let mut guard = lock(&self.sleep);
         while !is_done() {
-            guard = self
-                .done
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
+            guard = self.done.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.caller_sleeping.store(false, Ordering::SeqCst);
     }
 
     fn work_until_stopped(&self, worker: usize) {
-        let has_news = || {
-            self.claims.load(Ordering::SeqCst) & REMAINING != 0 || self.stop.load(Ordering::SeqCst)
-        };
+        let has_news =
+            || self.claims.load(Ordering::SeqCst) & REMAINING != 0 || self.stop.load(Ordering::SeqCst);
         while !self.stop.load(Ordering::SeqCst) {
             while self.claim_and_run(worker) {}
             if spin_until(has_news) {
@@ -252,10 +230,7 @@ impl Shared {
             let mut guard = lock(&self.sleep);
             self.num_sleeping.fetch_add(1, Ordering::SeqCst);
             while !has_news() {
-                guard = self
-                    .wake
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner);
+                guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
             self.num_sleeping.fetch_sub(1, Ordering::SeqCst);
         }
@@ -284,18 +259,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_owned());
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "a panic without a message".to_owned())
 }
 
 mod job_cell {
-    #![expect(
-        unsafe_code,
-        reason = "lends a closure to other threads until its units are done"
-    )]
+    #![expect(unsafe_code, reason = "lends a closure to other threads until its units are done")]
 
     use std::cell::UnsafeCell;
 
@@ -316,10 +286,7 @@ mod job_cell {
 
         /// Called by the one caller before it publishes claims: nothing is left to claim, and
         /// every claimed unit of the job before is done, so nobody reads.
-        #[expect(
-            clippy::transmute_ptr_to_ptr,
-            reason = "a cast cannot lengthen a lifetime"
-        )]
+        #[expect(clippy::transmute_ptr_to_ptr, reason = "a cast cannot lengthen a lifetime")]
         pub(super) fn set(&self, work: &Work<'_>, num_units: u32) {
             let work: *const Work<'_> = work;
             // SAFETY: only the lifetime changes; the caller keeps `work` until all units are
@@ -352,8 +319,7 @@ mod tests {
         for num_threads in [1, 2, 3, 8] {
             let pool = Pool::new(num_threads).unwrap();
             for num_units in [0, 1, 2, 7, 100, 1000] {
-                let counts: Vec<AtomicUsize> =
-                    (0..num_units).map(|_| AtomicUsize::new(0)).collect();
+                let counts: Vec<AtomicUsize> = (0..num_units).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(num_units, |unit, worker| {
                     assert!(worker < num_threads);
                     counts[unit].fetch_add(1, Ordering::Relaxed);
@@ -388,10 +354,7 @@ mod tests {
             assert!(unit != 17, "unit seventeen");
             done.fetch_add(1, Ordering::Relaxed);
         });
-        assert_eq!(
-            result,
-            Err(PoolError::Panicked("unit seventeen".to_owned()))
-        );
+        assert_eq!(result, Err(PoolError::Panicked("unit seventeen".to_owned())));
         assert_eq!(done.load(Ordering::Relaxed), 49);
         pool.run(50, |_, _| {
             done.fetch_add(1, Ordering::Relaxed);
@@ -422,10 +385,7 @@ mod tests {
     #[test]
     fn thread_counts_have_limits() {
         for num_threads in [0, MAX_THREADS + 1] {
-            assert_eq!(
-                Pool::new(num_threads).err(),
-                Some(PoolError::NumThreads(num_threads))
-            );
+            assert_eq!(Pool::new(num_threads).err(), Some(PoolError::NumThreads(num_threads)));
         }
     }
 }

@@ -68,17 +68,10 @@ impl QuantizedRows {
     /// # Panics
     /// If `num_cols` is not a multiple of 32.
     pub fn zeros(num_rows: usize, num_cols: usize) -> Self {
-        assert!(
-            num_cols.is_multiple_of(GROUP),
-            "{num_cols} columns are not whole groups of {GROUP}"
-        );
+        assert!(num_cols.is_multiple_of(GROUP), "{num_cols} columns are not whole groups of {GROUP}");
         let num_groups = num_cols / GROUP;
         let num_blocks = num_rows.div_ceil(BLOCK_ROWS) * num_groups;
-        Self {
-            num_rows,
-            num_groups,
-            blocks: vec![GroupBlock::ZERO; num_blocks],
-        }
+        Self { num_rows, num_groups, blocks: vec![GroupBlock::ZERO; num_blocks] }
     }
 
     /// Hold `num_rows` rows from now on; their contents are unspecified until written. Allocates
@@ -120,11 +113,7 @@ impl QuantizedRows {
     /// If `x` has another size.
     pub fn quantize(&mut self, isa: Isa, pool: &Pool, x: &[f32]) -> Result<(), PoolError> {
         let (num_rows, num_cols, num_groups) = (self.num_rows, self.num_cols(), self.num_groups);
-        assert_eq!(
-            x.len(),
-            num_rows * num_cols,
-            "x is not [num_rows, num_cols]"
-        );
+        assert_eq!(x.len(), num_rows * num_cols, "x is not [num_rows, num_cols]");
         let blocks = SharedSlice::new(&mut self.blocks);
         pool.run(num_rows.div_ceil(BLOCK_ROWS), |unit, _| {
             // SAFETY: each unit has the blocks of its own eight rows.
@@ -171,10 +160,7 @@ pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row
     // Absolute values compare as integers, and then NaN is above everything.
     // No closures: they would not be inlined into the code that is compiled for `S`.
     let bits = [s.to_bits(s.abs(x[0])), s.to_bits(s.abs(x[1]))];
-    let amax = f32::from_bits(
-        s.reduce_max_i32(s.max_i32(bits[0], bits[1]))
-            .cast_unsigned(),
-    );
+    let amax = f32::from_bits(s.reduce_max_i32(s.max_i32(bits[0], bits[1])).cast_unsigned());
     let (scale, factor) = if !amax.is_finite() {
         (f32::NAN, None)
     } else if amax < SMALLEST_AMAX {
@@ -250,12 +236,8 @@ mod tests {
         };
         let sum = |codes: &[i8]| codes.iter().copied().map(i32::from).sum::<i32>();
         let (low, high) = (sum(&codes[..16]), sum(&codes[16..]));
-        let starts = [
-            START - 128 * (low + high),
-            START - 128 * low,
-            START - 128 * high,
-            START - 8 * (low + high),
-        ];
+        let starts =
+            [START - 128 * (low + high), START - 128 * low, START - 128 * high, START - 8 * (low + high)];
         let scaled_sum = scale * (low + high) as f32;
         (codes, scale.to_bits(), scaled_sum.to_bits(), starts)
     }
@@ -287,9 +269,7 @@ mod tests {
 
     #[test]
     fn a_row_is_the_same_at_any_place() {
-        let x: Vec<f32> = (0..20 * 64)
-            .map(|i| ((i * 37) % 101) as f32 - 50.0)
-            .collect();
+        let x: Vec<f32> = (0..20 * 64).map(|i| ((i * 37) % 101) as f32 - 50.0).collect();
         let all = quantized(Isa::best(), &x, 20);
         for row in 0..20 {
             let alone = quantized(Isa::best(), &x[row * 64..(row + 1) * 64], 1);

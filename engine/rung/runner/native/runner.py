@@ -6,6 +6,7 @@ It chooses greedy tokens in the kernels; rows that draw or ban tokens get theirs
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -76,7 +77,9 @@ class NativeRunner:
         except ValueError as error:
             raise ConfigError(f"The native runner cannot be set up: {error}.") from error
         self._poison_freed = poison_freed
+        start_s = time.monotonic()
         int8_inputs = _load_weights(self._model, weights)
+        pack_s = time.monotonic() - start_s
         recorder = Recorder()
         find_architecture(config.architecture).decoder(recorder, config)
         if activations != "int8":
@@ -95,6 +98,10 @@ class NativeRunner:
             kv_bytes_per_block=self._model.kv_bytes_per_block,
             weight_bytes=self._model.weight_bytes[0],
             batch_invariant=True,
+            details=(
+                f"{self.isa}, {self.num_threads} threads, {activations} activations, "
+                f"{kv_dtype} KV, {self.bytes_per_weight:.2f} bytes per weight packed in {pack_s:.1f} s"
+            ),
         )
 
     @property

@@ -9,6 +9,7 @@
 
 mod format;
 
+use std::alloc::{Layout, alloc_zeroed};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -19,6 +20,8 @@ pub const BLOCK_SIZE: usize = 16;
 
 /// Numbers that load together, as two vectors.
 pub const UNIT: usize = 32;
+
+const CACHE_LINE: usize = 64;
 
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -233,21 +236,28 @@ impl<F: KvFormat> KvWriter<'_, F> {
     }
 }
 
-/// Zeroed numbers from an address that is a multiple of 64 bytes on.
+/// Zeroed numbers that begin on a cache line, resident only once they are written.
 #[derive(Debug)]
 struct Aligned<T> {
-    memory: Vec<T>,
+    memory: Box<[T]>,
     offset: usize,
     len: usize,
 }
 
 impl<T: Copy + Default> Aligned<T> {
+    /// None when there is not so much memory.
     fn zeroed(len: usize) -> Option<Self> {
-        let padded = len.checked_add(64 / size_of::<T>())?;
-        isize::try_from(padded.checked_mul(size_of::<T>())?).ok()?;
-        // Of numbers that are zero bits `vec!` asks the system for zeroed pages and touches none.
-        let memory = vec![T::default(); padded];
-        let offset = memory.as_ptr().align_offset(64);
+        let padded = len.checked_add(CACHE_LINE / size_of::<T>())?;
+        let layout = Layout::array::<T>(padded).ok()?;
+        // SAFETY: the padding makes the size more than zero.
+        let start = unsafe { alloc_zeroed(layout) };
+        if start.is_null() {
+            return None;
+        }
+        // SAFETY: allocated just now with the layout of as many `T`, which are numbers, and zero
+        // bytes are a number. Unlike `vec!` this can fail, and like it, it touches no page.
+        let memory = unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(start.cast::<T>(), padded)) };
+        let offset = memory.as_ptr().align_offset(CACHE_LINE);
         Some(Self { memory, offset, len })
     }
 

@@ -6,6 +6,29 @@ use crate::cpu::simd::{LANE_BYTES, Simd};
 /// Chunks of four inputs in a group.
 pub(super) const CHUNKS: usize = 8;
 
+/// Asks for the cache lines that come next while there is work on those at hand.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    address: *const u8,
+    lines_per_group: usize,
+}
+
+impl Ahead {
+    /// Of the `num_bytes` from `start` on, spread over `num_groups` calls of `step`.
+    pub(super) fn new(start: *const u8, num_bytes: usize, num_groups: usize) -> Self {
+        Self { address: start, lines_per_group: num_bytes.div_ceil(LANE_BYTES).div_ceil(num_groups.max(1)) }
+    }
+
+    /// Called once per group.
+    #[inline(always)]
+    pub(super) fn step<S: Simd>(&mut self, s: S) {
+        for _ in 0..self.lines_per_group {
+            s.prefetch(self.address);
+            self.address = self.address.wrapping_add(LANE_BYTES);
+        }
+    }
+}
+
 /// A code layout as the kernel reads it.
 pub(super) trait Codes {
     /// Bytes of a group of a tile.
@@ -52,11 +75,7 @@ fn chunk(group: &[u8], index: usize) -> &[u8; LANE_BYTES] {
 impl<const ZERO: u8> Nibbles<ZERO> {
     #[inline(always)]
     fn base(block: &GroupBlock, row: usize) -> i32 {
-        if ZERO == 8 {
-            block.minus_eight[row]
-        } else {
-            START
-        }
+        if ZERO == 8 { block.minus_eight[row] } else { START }
     }
 }
 
@@ -88,12 +107,7 @@ impl<const ZERO: u8> Codes for Nibbles<ZERO> {
     }
 
     #[inline(always)]
-    fn dot<S: Simd>(
-        s: S,
-        sums: S::NibbleSums,
-        weights: S::Bytes,
-        activations: [i8; 4],
-    ) -> S::NibbleSums {
+    fn dot<S: Simd>(s: S, sums: S::NibbleSums, weights: S::Bytes, activations: [i8; 4]) -> S::NibbleSums {
         s.dot_nibbles(sums, weights, activations)
     }
 
@@ -111,10 +125,7 @@ impl Codes for Bytes {
 
     #[inline(always)]
     fn pair<S: Simd>(s: S, group: &[u8], j: usize) -> [S::Signed; 2] {
-        [
-            s.signed(s.load_bytes(chunk(group, j))),
-            s.signed(s.load_bytes(chunk(group, j + CHUNKS / 2))),
-        ]
+        [s.signed(s.load_bytes(chunk(group, j))), s.signed(s.load_bytes(chunk(group, j + CHUNKS / 2)))]
     }
 
     #[inline(always)]

@@ -119,13 +119,7 @@ pub(super) fn multiply(
     num_inputs: usize,
     out: &mut [[f32; LANES]],
 ) {
-    isa.dispatch(Multiply {
-        source,
-        tiles,
-        x,
-        num_inputs,
-        out,
-    });
+    isa.dispatch(Multiply { source, tiles, x, num_inputs, out });
 }
 
 struct Multiply<'a> {
@@ -217,11 +211,7 @@ fn widen_groups<S: Simd, G: Scales>(
     let group_bytes = layout.group_bytes();
     for (index, out) in groups.zip(out.as_chunks_mut::<GROUP>().0) {
         let codes = &tile.codes[index * group_bytes..(index + 1) * group_bytes];
-        let min = if G::HAS_MIN {
-            G::min(s, tile.scales, index)
-        } else {
-            s.zero()
-        };
+        let min = if G::HAS_MIN { G::min(s, tile.scales, index) } else { s.zero() };
         for (chunk, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
             let half = if G::HALVES { chunk / 4 } else { 0 };
             let scale = G::scale(s, tile.scales, index, half);
@@ -244,11 +234,7 @@ fn widen_groups<S: Simd, G: Scales>(
             ];
             for (code, out) in codes.into_iter().zip(out) {
                 let product = s.mul(scale, s.sub(code, zero));
-                let value = if G::HAS_MIN {
-                    s.add(product, min)
-                } else {
-                    product
-                };
+                let value = if G::HAS_MIN { s.add(product, min) } else { product };
                 s.store(value, out);
             }
         }

@@ -9,7 +9,9 @@
     reason = "loops over rows and tiles are unrolled, several arrays by one index"
 )]
 
-use super::codes::{Bytes, CHUNKS, Codes, Nibbles};
+use std::ops::Range;
+
+use super::codes::{Ahead, Bytes, CHUNKS, Codes, Nibbles};
 use super::quantized::{CodeLayout, QuantizedWeight, Tile};
 use super::scales::{Half, HalfMin, ScaleLayout, Scales, Super, SuperMin};
 use super::strips;
@@ -22,25 +24,19 @@ use crate::cpu::simd::{LANES, Simd};
 pub(super) fn multiply(
     isa: Isa,
     weight: &QuantizedWeight,
-    tiles: std::ops::Range<usize>,
+    tiles: Range<usize>,
     blocks: &[GroupBlock],
     out: &mut [[f32; LANES]],
 ) {
     match (weight.code_layout, weight.scale_layout) {
         (CodeLayout::Nibbles { zero: 8 }, ScaleLayout::Half) => {
-            isa.dispatch(Multiply::<Nibbles<8>, Half>::new(
-                weight, tiles, blocks, out,
-            ));
+            isa.dispatch(Multiply::<Nibbles<8>, Half>::new(weight, tiles, blocks, out));
         }
         (CodeLayout::Nibbles { .. }, ScaleLayout::HalfMin) => {
-            isa.dispatch(Multiply::<Nibbles<0>, HalfMin>::new(
-                weight, tiles, blocks, out,
-            ));
+            isa.dispatch(Multiply::<Nibbles<0>, HalfMin>::new(weight, tiles, blocks, out));
         }
         (CodeLayout::Nibbles { .. }, ScaleLayout::SuperMin) => {
-            isa.dispatch(Multiply::<Nibbles<0>, SuperMin>::new(
-                weight, tiles, blocks, out,
-            ));
+            isa.dispatch(Multiply::<Nibbles<0>, SuperMin>::new(weight, tiles, blocks, out));
         }
         (CodeLayout::Bytes, ScaleLayout::Half) => {
             isa.dispatch(Multiply::<Bytes, Half>::new(weight, tiles, blocks, out));
@@ -60,7 +56,7 @@ pub(super) fn multiply(
 
 struct Multiply<'a, C, G> {
     weight: &'a QuantizedWeight,
-    tiles: std::ops::Range<usize>,
+    tiles: Range<usize>,
     blocks: &'a [GroupBlock],
     out: &'a mut [[f32; LANES]],
     layout: std::marker::PhantomData<(C, G)>,
@@ -69,17 +65,11 @@ struct Multiply<'a, C, G> {
 impl<'a, C, G> Multiply<'a, C, G> {
     fn new(
         weight: &'a QuantizedWeight,
-        tiles: std::ops::Range<usize>,
+        tiles: Range<usize>,
         blocks: &'a [GroupBlock],
         out: &'a mut [[f32; LANES]],
     ) -> Self {
-        Self {
-            weight,
-            tiles,
-            blocks,
-            out,
-            layout: std::marker::PhantomData,
-        }
+        Self { weight, tiles, blocks, out, layout: std::marker::PhantomData }
     }
 }
 
@@ -89,89 +79,94 @@ impl<C: Codes, G: Scales> Kernel for Multiply<'_, C, G> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let num_tiles = self.tiles.len();
-        if self.out.len() > BLOCK_ROWS * num_tiles {
+        let num_rows = self.out.len() / num_tiles;
+        if S::STRIPS && num_rows > BLOCK_ROWS {
             strips::multiply::<S, C, G>(s, self.weight, self.tiles, self.blocks, self.out);
             return;
         }
-        let row_blocks = self.blocks.chunks_exact(self.weight.num_groups());
-        let num_rows = self.out.len() / num_tiles;
+        let num_groups = self.weight.num_groups();
+        let num_steps = num_rows.div_ceil(S::ROWS) * num_groups;
         for (column, tile) in self.tiles.enumerate() {
             let tile = self.weight.tile(tile);
-            for (index, blocks) in row_blocks.clone().enumerate() {
-                let first = index * BLOCK_ROWS;
-                let rows = BLOCK_ROWS.min(num_rows - first);
-                let out = &mut self.out[first * num_tiles + column..];
-                multiply_block::<S, C, G>(s, tile, blocks, rows, num_tiles, out);
+            let tile_bytes = self.weight.tile_bytes();
+            let next = tile.codes.as_ptr().wrapping_add(tile_bytes);
+            let mut ahead = Ahead::new(next, tile_bytes, num_steps);
+            let mut row = 0;
+            while row < num_rows {
+                let blocks = &self.blocks[row / BLOCK_ROWS * num_groups..][..num_groups];
+                let pass = Pass {
+                    tile,
+                    blocks,
+                    first: row % BLOCK_ROWS,
+                    num_rows: num_rows - row,
+                    stride: num_tiles,
+                    out: &mut self.out[row * num_tiles + column..],
+                };
+                row += pass.run_some::<S, C, G>(s, &mut ahead);
             }
         }
     }
 }
 
-/// One tile times the first `num_rows` rows of a block; row r goes to `out[r * stride]`.
-#[inline(always)]
-fn multiply_block<S: Simd, C: Codes, G: Scales>(
-    s: S,
-    tile: Tile<'_>,
-    blocks: &[GroupBlock],
-    num_rows: usize,
-    stride: usize,
-    out: &mut [[f32; LANES]],
-) {
-    let mut row = 0;
-    while row < num_rows {
-        let left = num_rows - row;
-        let out = &mut out[row * stride..];
-        row += match left {
-            1 => pass::<S, C, G, 1>(s, tile, blocks, row, left, stride, out),
-            2 => pass::<S, C, G, 2>(s, tile, blocks, row, left, stride, out),
-            3..=4 => pass::<S, C, G, 4>(s, tile, blocks, row, left, stride, out),
-            _ if S::ROWS == 4 => pass::<S, C, G, 4>(s, tile, blocks, row, left, stride, out),
-            _ => pass::<S, C, G, 8>(s, tile, blocks, row, left, stride, out),
-        };
-    }
-}
-
-/// One tile times rows `first..first + R` of a block, of which `num_rows` are written. Returns R.
-#[inline(always)]
-fn pass<S: Simd, C: Codes, G: Scales, const R: usize>(
-    s: S,
-    tile: Tile<'_>,
-    blocks: &[GroupBlock],
+/// One tile times some rows of a block; row r goes to `out[r * stride]`.
+struct Pass<'a> {
+    tile: Tile<'a>,
+    blocks: &'a [GroupBlock],
     first: usize,
     num_rows: usize,
     stride: usize,
-    out: &mut [[f32; LANES]],
-) -> usize {
-    assert!(first + R <= BLOCK_ROWS);
-    let mut accs = [s.zero(); R];
-    let groups = tile.codes.chunks_exact(C::GROUP_BYTES).zip(blocks);
-    for (index, (group, block)) in groups.enumerate() {
-        // Everything that checks a bound comes before the sums, so that these are one straight
-        // run of instructions.
-        let scales = [
-            G::scale(s, tile.scales, index, 0),
-            G::scale(s, tile.scales, index, 1),
-        ];
-        let min = G::min(s, tile.scales, index);
-        if G::HALVES {
-            for half in 0..2 {
-                let sums = half_sums::<S, C, R>(s, group, block, first, half);
-                add_group::<S, C, R>(s, scales[half], block, first, &sums, &mut accs);
-            }
-        } else {
-            let sums = group_sums::<S, C, R>(s, group, block, first);
-            add_group::<S, C, R>(s, scales[0], block, first, &sums, &mut accs);
+    out: &'a mut [[f32; LANES]],
+}
+
+impl Pass<'_> {
+    /// Take as many rows as the registers hold; returns how many.
+    #[inline(always)]
+    fn run_some<S: Simd, C: Codes, G: Scales>(self, s: S, ahead: &mut Ahead) -> usize {
+        if S::ROWS == 1 {
+            return self.run::<S, C, G, 1>(s, ahead);
         }
-        if G::HAS_MIN {
-            for r in 0..R {
-                accs[r] = s.fma(min, s.splat(block.scaled_sums[first + r]), accs[r]);
-            }
+        match self.num_rows {
+            1 => self.run::<S, C, G, 1>(s, ahead),
+            2 => self.run::<S, C, G, 2>(s, ahead),
+            3 | 4 => self.run::<S, C, G, 4>(s, ahead),
+            _ if S::ROWS == 4 => self.run::<S, C, G, 4>(s, ahead),
+            _ => self.run::<S, C, G, 8>(s, ahead),
         }
     }
-    for r in 0..R.min(num_rows) {
-        s.store(accs[r], &mut out[r * stride]);
+
+    /// Take `R` rows, of which those that exist are written.
+    #[inline(always)]
+    fn run<S: Simd, C: Codes, G: Scales, const R: usize>(self, s: S, ahead: &mut Ahead) -> usize {
+        let Self { tile, blocks, first, .. } = self;
+        assert!(first + R <= BLOCK_ROWS);
+        let mut accs = [s.zero(); R];
+        let groups = tile.codes.chunks_exact(C::GROUP_BYTES).zip(blocks);
+        for (index, (group, block)) in groups.enumerate() {
+            ahead.step(s);
+            // Everything that checks a bound comes before the sums, so that these are one straight
+            // run of instructions.
+            let scales = [G::scale(s, tile.scales, index, 0), G::scale(s, tile.scales, index, 1)];
+            let min = G::min(s, tile.scales, index);
+            if G::HALVES {
+                for half in 0..2 {
+                    let sums = half_sums::<S, C, R>(s, group, block, first, half);
+                    add_group::<S, C, R>(s, scales[half], block, first, &sums, &mut accs);
+                }
+            } else {
+                let sums = group_sums::<S, C, R>(s, group, block, first);
+                add_group::<S, C, R>(s, scales[0], block, first, &sums, &mut accs);
+            }
+            if G::HAS_MIN {
+                for r in 0..R {
+                    accs[r] = s.fma(min, s.splat(block.scaled_sums[first + r]), accs[r]);
+                }
+            }
+        }
+        for (acc, out) in accs.into_iter().zip(self.out.iter_mut().step_by(self.stride)).take(self.num_rows) {
+            s.store(acc, out);
+        }
+        R.min(self.num_rows)
     }
-    R
 }
 
 /// The integer sums of a group for rows `first..first + R`.

@@ -5,6 +5,7 @@
 
 mod codes;
 mod float;
+mod gated;
 mod int8;
 mod quantized;
 mod scales;
@@ -23,7 +24,8 @@ use crate::dequantize::{DequantizeError, Format};
 use float::FloatWeight;
 use quantized::QuantizedWeight;
 
-pub use units::{GatedOutput, Output, Projection, gated_silu, project};
+pub use gated::{GatedOutput, gated_silu};
+pub use units::{Output, Projection, project};
 
 /// Where kernels run.
 #[derive(Debug, Clone, Copy)]
@@ -81,25 +83,15 @@ impl fmt::Display for LinearError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Stored(error) => error.fmt(f),
-            Self::Empty {
-                num_outputs,
-                num_inputs,
-            } => write!(
-                f,
-                "a weight matrix of [{num_outputs}, {num_inputs}] has no values"
-            ),
-            Self::Size {
-                num_bytes,
-                expected,
-            } => write!(
-                f,
-                "the weight has {num_bytes} bytes; its shape and format take {expected}"
-            ),
-            Self::Shape {
-                what,
-                actual,
-                expected,
-            } => write!(f, "{what} has {actual} values; {expected} are needed"),
+            Self::Empty { num_outputs, num_inputs } => {
+                write!(f, "a weight matrix of [{num_outputs}, {num_inputs}] has no values")
+            }
+            Self::Size { num_bytes, expected } => {
+                write!(f, "the weight has {num_bytes} bytes; its shape and format take {expected}")
+            }
+            Self::Shape { what, actual, expected } => {
+                write!(f, "{what} has {actual} values; {expected} are needed")
+            }
             Self::FloatWeight => {
                 write!(f, "a weight stored as floats needs float activations")
             }
@@ -135,10 +127,7 @@ impl PackedLinear {
         pool: &Pool,
     ) -> Result<Self, LinearError> {
         if num_outputs == 0 || num_inputs == 0 {
-            return Err(LinearError::Empty {
-                num_outputs,
-                num_inputs,
-            });
+            return Err(LinearError::Empty { num_outputs, num_inputs });
         }
         let row_bytes = format.row_bytes(num_inputs).map_err(LinearError::Stored)?;
         let expected = row_bytes.checked_mul(num_outputs);
@@ -151,15 +140,9 @@ impl PackedLinear {
         let storage = if float::is_float(format) {
             FloatWeight::pack(format, data, num_outputs, num_inputs, pool).map(Storage::Float)?
         } else {
-            QuantizedWeight::pack(format, data, num_outputs, num_inputs, pool)
-                .map(Storage::Quantized)?
+            QuantizedWeight::pack(format, data, num_outputs, num_inputs, pool).map(Storage::Quantized)?
         };
-        Ok(Self {
-            format,
-            num_outputs,
-            num_inputs,
-            storage,
-        })
+        Ok(Self { format, num_outputs, num_inputs, storage })
     }
 
     /// The format it was stored in.

@@ -81,10 +81,10 @@ pub(super) struct QuantizedWeight {
     pub(super) scale_layout: ScaleLayout,
     num_outputs: usize,
     num_groups: usize,
-    /// `[num_tiles, num_groups, group_bytes]`.
-    codes: Buffer<u8>,
-    /// `[num_tiles, tile_bytes]` as `scale_layout` has them.
-    scales: Buffer<u8>,
+    /// `[num_tiles, tile_bytes]`: codes `[num_groups, group_bytes]`, then scales, then up to 32
+    /// bytes that fill the cache line.
+    tiles: Buffer<u8>,
+    tile_bytes: usize,
 }
 
 /// Codes and scales of one tile.
@@ -108,18 +108,14 @@ impl QuantizedWeight {
         let (num_tiles, num_groups) = (num_outputs.div_ceil(LANES), num_inputs / GROUP);
         let code_bytes = num_groups * code_layout.group_bytes();
         let scale_bytes = scale_layout.tile_bytes(num_groups);
-        let mut codes = Buffer::zeroed(num_tiles * code_bytes);
-        let mut scales = Buffer::zeroed(num_tiles * scale_bytes);
-        let (shared_codes, shared_scales) =
-            (SharedSlice::new(&mut codes), SharedSlice::new(&mut scales));
+        let tile_bytes = (code_bytes + scale_bytes).next_multiple_of(LANE_BYTES);
+        let mut tiles = Buffer::zeroed(num_tiles * tile_bytes);
+        let shared = SharedSlice::new(&mut tiles);
         pool.run(num_tiles, |tile, _| {
-            // SAFETY: each unit has its own tile of both.
-            let (codes, scales) = unsafe {
-                (
-                    shared_codes.part(tile * code_bytes..(tile + 1) * code_bytes),
-                    shared_scales.part(tile * scale_bytes..(tile + 1) * scale_bytes),
-                )
-            };
+            // SAFETY: each unit has its own tile.
+            let packed = unsafe { shared.part(tile * tile_bytes..(tile + 1) * tile_bytes) };
+            let (codes, scales) = packed.split_at_mut(code_bytes);
+            let scales = &mut scales[..scale_bytes];
             for lane in 0..LANES.min(num_outputs - tile * LANES) {
                 let start = (tile * LANES + lane) * row_bytes;
                 let row = &data[start..start + row_bytes];
@@ -131,19 +127,17 @@ impl QuantizedWeight {
             }
         })
         .map_err(LinearError::Pool)?;
-        Ok(Self {
-            code_layout,
-            scale_layout,
-            num_outputs,
-            num_groups,
-            codes,
-            scales,
-        })
+        Ok(Self { code_layout, scale_layout, num_outputs, num_groups, tiles, tile_bytes })
     }
 
     /// Bytes resident.
     pub(super) fn num_bytes(&self) -> usize {
-        self.codes.num_bytes() + self.scales.num_bytes()
+        self.tiles.num_bytes()
+    }
+
+    /// Bytes of a tile, which follow each other.
+    pub(super) fn tile_bytes(&self) -> usize {
+        self.tile_bytes
     }
 
     /// Groups of inputs.
@@ -153,12 +147,10 @@ impl QuantizedWeight {
 
     /// Codes and scales of tile `index`.
     pub(super) fn tile(&self, index: usize) -> Tile<'_> {
-        let code_bytes = self.num_groups * self.code_layout.group_bytes();
-        let scale_bytes = self.scale_layout.tile_bytes(self.num_groups);
-        Tile {
-            codes: &self.codes[index * code_bytes..(index + 1) * code_bytes],
-            scales: &self.scales[index * scale_bytes..(index + 1) * scale_bytes],
-        }
+        let tile = &self.tiles[index * self.tile_bytes..(index + 1) * self.tile_bytes];
+        let (codes, scales) = tile.split_at(self.num_groups * self.code_layout.group_bytes());
+        let scales = &scales[..self.scale_layout.tile_bytes(self.num_groups)];
+        Tile { codes, scales }
     }
 
     /// The values of one output, bit for bit those of `dequantize`.

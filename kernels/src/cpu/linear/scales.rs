@@ -178,10 +178,7 @@ impl Scales for SuperMin {
     fn scale<S: Simd>(s: S, tile: &[u8], group: usize, _: usize) -> S::F32 {
         let block = group / SUPER_GROUPS * SUPER_MIN_BYTES;
         let start = block + 2 * HALVES + group % SUPER_GROUPS * 2 * LANES;
-        s.mul(
-            s.load_f16(column(tile, block)),
-            s.load_u8(column(tile, start)),
-        )
+        s.mul(s.load_f16(column(tile, block)), s.load_u8(column(tile, start)))
     }
 
     #[inline(always)]

@@ -4,9 +4,7 @@ use crate::cpu::quantize::GROUP;
 use crate::dequantize::{
     Format,
     k_quants::{Q4_K_BYTES, Q5_K_BYTES, Q6_K_BYTES, scale_and_min},
-    legacy::{
-        Q4_0_BYTES, Q4_1_BYTES, Q5_0_BYTES, Q5_1_BYTES, Q8_0_BYTES, nibbles, with_fifth_bits,
-    },
+    legacy::{Q4_0_BYTES, Q4_1_BYTES, Q5_0_BYTES, Q5_1_BYTES, Q8_0_BYTES, nibbles, with_fifth_bits},
 };
 
 /// Groups in a block of the K formats.
@@ -65,9 +63,7 @@ fn six_bits(block: &[u8], group: usize) -> [u8; GROUP] {
     let (half, part) = (group / 4, group % 4);
     let low = &block[half * 64 + part % 2 * GROUP..];
     let high = &block[128 + half * GROUP..];
-    std::array::from_fn(|i| {
-        ((low[i] >> (4 * (part / 2))) & 0x0F) | (((high[i] >> (2 * part)) & 0x03) << 4)
-    })
+    std::array::from_fn(|i| ((low[i] >> (4 * (part / 2))) & 0x0F) | (((high[i] >> (2 * part)) & 0x03) << 4))
 }
 
 /// The stored scale of a group of a format with blocks of 32, and its minimum if it has one.
@@ -97,8 +93,5 @@ pub(super) fn super_scales(format: Format, row: &[u8], index: usize) -> SuperSca
 /// d, an IEEE half, and 16 signed scales, one per 16 values, of block `index` of a `Q6_K` row.
 pub(super) fn six_bit_scales(row: &[u8], index: usize) -> ([u8; 2], [u8; 2 * SUPER_GROUPS]) {
     let block = block(row, index, Q6_K_BYTES);
-    (
-        [block[208], block[209]],
-        std::array::from_fn(|i| block[192 + i]),
-    )
+    ([block[208], block[209]], std::array::from_fn(|i| block[192 + i]))
 }

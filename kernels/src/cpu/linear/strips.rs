@@ -10,8 +10,8 @@
 use std::cell::Cell;
 use std::ops::Range;
 
-use super::codes::{CHUNKS, Codes};
-use super::quantized::QuantizedWeight;
+use super::codes::{Ahead, CHUNKS, Codes};
+use super::quantized::{QuantizedWeight, Tile};
 use super::scales::Scales;
 use crate::cpu::quantize::{BLOCK_ROWS, GroupBlock, START_VALUE};
 use crate::cpu::simd::{LANE_BYTES, LANES, Simd};
@@ -19,7 +19,7 @@ use crate::cpu::simd::{LANE_BYTES, LANES, Simd};
 /// Groups of a strip, at most: with three tiles 19 KiB, which stay in the first cache.
 const STRIP: usize = 9;
 /// Tiles that share the loads of activations.
-const TILES: usize = 3;
+pub(super) const TILES: usize = 3;
 /// Rows that share the loads of weights.
 const ROWS: usize = 4;
 
@@ -49,14 +49,8 @@ struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        let columns = Columns {
-            scales: [[0.0; LANES]; 2],
-            min: [0.0; LANES],
-        };
-        Self {
-            codes: [[[[0; LANE_BYTES]; CHUNKS]; STRIP]; TILES],
-            columns: [[columns; STRIP]; TILES],
-        }
+        let columns = Columns { scales: [[0.0; LANES]; 2], min: [0.0; LANES] };
+        Self { codes: [[[[0; LANE_BYTES]; CHUNKS]; STRIP]; TILES], columns: [[columns; STRIP]; TILES] }
     }
 }
 
@@ -64,7 +58,7 @@ thread_local! {
     static SCRATCH: Cell<Option<Box<Scratch>>> = const { Cell::new(None) };
 }
 
-/// As `int8::multiply`, for any number of rows.
+/// As `int8::multiply`, for at most `TILES` tiles.
 #[inline(always)]
 pub(super) fn multiply<S: Simd, C: Codes, G: Scales>(
     s: S,
@@ -73,78 +67,80 @@ pub(super) fn multiply<S: Simd, C: Codes, G: Scales>(
     blocks: &[GroupBlock],
     out: &mut [[f32; LANES]],
 ) {
-    let (num_tiles, num_groups) = (tiles.len(), weight.num_groups());
-    let num_rows = out.len() / num_tiles;
-    let num_strips = num_groups.div_ceil(STRIP);
-    let strip_len = num_groups.div_ceil(num_strips);
+    assert!(tiles.len() <= TILES);
+    let num_groups = weight.num_groups();
+    let strip_len = num_groups.div_ceil(num_groups.div_ceil(STRIP));
+    let num_passes = (out.len() / tiles.len()).div_ceil(ROWS);
+    let num_bytes = tiles.len() * weight.tile_bytes();
+    let next = weight.tile(tiles.start).codes.as_ptr().wrapping_add(num_bytes);
+    let mut ahead = Ahead::new(next, num_bytes, num_passes * num_groups);
     // Taken and put back: the work itself must be inlined here, not into a closure.
     let mut scratch = SCRATCH.take().unwrap_or_default();
     let Scratch { codes, columns } = &mut *scratch;
     out.fill([0.0; LANES]);
-    for column in (0..num_tiles).step_by(TILES) {
-        let tile = tiles.start + column;
-        let width = TILES.min(num_tiles - column);
-        for first in (0..num_groups).step_by(strip_len) {
-            let groups = first..num_groups.min(first + strip_len);
-            for t in 0..width {
-                unpack::<S, C, G>(
-                    s,
-                    weight,
-                    tile + t,
-                    groups.clone(),
-                    &mut codes[t],
-                    &mut columns[t],
-                );
-            }
-            let strip = Strip {
-                codes: std::array::from_fn(|t| {
-                    let t = t.min(width - 1);
-                    wide_codes::<C>(weight, tile + t, &groups, &codes[t])
-                }),
-                columns: std::array::from_fn(|t| &columns[t][..groups.len()]),
-            };
-            for row in (0..num_rows).step_by(ROWS) {
-                let start = row / BLOCK_ROWS * num_groups;
-                let blocks = &blocks[start + groups.start..start + groups.end];
-                let rows = ROWS.min(num_rows - row);
-                let out = &mut out[row * num_tiles + column..];
-                let first = row % BLOCK_ROWS;
-                match width {
-                    1 => pass::<S, C, G, 1>(s, &strip, blocks, first, rows, num_tiles, out),
-                    2 => pass::<S, C, G, 2>(s, &strip, blocks, first, rows, num_tiles, out),
-                    _ => pass::<S, C, G, 3>(s, &strip, blocks, first, rows, num_tiles, out),
-                }
-            }
+    for first in (0..num_groups).step_by(strip_len) {
+        let groups = first..num_groups.min(first + strip_len);
+        for (t, tile) in tiles.clone().enumerate() {
+            let tile = weight.tile(tile);
+            unpack::<S, C, G>(s, tile, groups.clone(), &mut codes[t], &mut columns[t]);
+        }
+        let last = tiles.len() - 1;
+        let strip = Strip {
+            codes: std::array::from_fn(|t| {
+                let t = t.min(last);
+                wide_codes::<C>(weight.tile(tiles.start + t), &groups, &codes[t])
+            }),
+            columns: std::array::from_fn(|t| &columns[t][..groups.len()]),
+        };
+        let row_blocks = blocks.chunks_exact(num_groups).map(|blocks| &blocks[groups.clone()]);
+        match tiles.len() {
+            1 => passes::<S, C, G, 1>(s, &strip, row_blocks, out, &mut ahead),
+            2 => passes::<S, C, G, 2>(s, &strip, row_blocks, out, &mut ahead),
+            _ => passes::<S, C, G, 3>(s, &strip, row_blocks, out, &mut ahead),
         }
     }
     SCRATCH.set(Some(scratch));
 }
 
+/// Continue the sums of all rows over a strip.
+#[inline(always)]
+fn passes<'a, S: Simd, C: Codes, G: Scales, const T: usize>(
+    s: S,
+    strip: &Strip<'_>,
+    row_blocks: impl Iterator<Item = &'a [GroupBlock]>,
+    out: &mut [[f32; LANES]],
+    ahead: &mut Ahead,
+) {
+    let rows = out.as_chunks_mut::<T>().0;
+    for (blocks, rows) in row_blocks.zip(rows.chunks_mut(BLOCK_ROWS)) {
+        for (half, rows) in rows.chunks_mut(ROWS).enumerate() {
+            pass::<S, C, G, T>(s, strip, blocks, half * ROWS, rows, ahead);
+        }
+    }
+}
+
 /// The codes of a strip: in place where a byte is a code, else as unpacked.
 #[inline(always)]
 fn wide_codes<'a, C: Codes>(
-    weight: &'a QuantizedWeight,
-    tile: usize,
+    tile: Tile<'a>,
     groups: &Range<usize>,
     unpacked: &'a [WideGroup; STRIP],
 ) -> &'a [WideGroup] {
     if C::PACKED {
         return &unpacked[..groups.len()];
     }
-    let chunks = weight.tile(tile).codes.as_chunks::<LANE_BYTES>().0;
+    let chunks = tile.codes.as_chunks::<LANE_BYTES>().0;
     &chunks.as_chunks::<CHUNKS>().0[groups.clone()]
 }
 
 #[inline(always)]
 fn unpack<S: Simd, C: Codes, G: Scales>(
     s: S,
-    weight: &QuantizedWeight,
-    tile: usize,
+    tile: Tile<'_>,
     groups: Range<usize>,
     codes: &mut [WideGroup; STRIP],
     columns: &mut [Columns; STRIP],
 ) {
-    let tile = weight.tile(tile);
     let packed = &tile.codes[groups.start * C::GROUP_BYTES..groups.end * C::GROUP_BYTES];
     if C::PACKED {
         for (wide, group) in codes.iter_mut().zip(packed.chunks_exact(C::GROUP_BYTES)) {
@@ -168,28 +164,27 @@ fn unpack<S: Simd, C: Codes, G: Scales>(
     }
 }
 
-/// Continue the sums of rows `first..first + 4` of a block over a strip; row r's of tile t are in
-/// `out[r * stride + t]`. Of the rows, `num_rows` exist.
+/// Continue the sums of up to four rows of a block, from row `first` on, over a strip.
 #[inline(always)]
 fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
     s: S,
     strip: &Strip<'_>,
     blocks: &[GroupBlock],
     first: usize,
-    num_rows: usize,
-    stride: usize,
-    out: &mut [[f32; LANES]],
+    rows: &mut [[[f32; LANES]; T]],
+    ahead: &mut Ahead,
 ) {
     assert!(first + ROWS <= BLOCK_ROWS);
     let len = blocks.len();
     assert!((0..T).all(|t| strip.codes[t].len() == len && strip.columns[t].len() == len));
     let mut accs = [[s.zero(); T]; ROWS];
-    for r in 0..ROWS.min(num_rows) {
+    for (accs, row) in accs.iter_mut().zip(&*rows) {
         for t in 0..T {
-            accs[r][t] = s.load(&out[r * stride + t]);
+            accs[t] = s.load(&row[t]);
         }
     }
     for (index, block) in blocks.iter().enumerate() {
+        ahead.step(s);
         let codes: [&WideGroup; T] = std::array::from_fn(|t| &strip.codes[t][index]);
         let columns: [&Columns; T] = std::array::from_fn(|t| &strip.columns[t][index]);
         if G::HALVES {
@@ -220,9 +215,9 @@ fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
             }
         }
     }
-    for r in 0..ROWS.min(num_rows) {
+    for (accs, row) in accs.into_iter().zip(rows) {
         for t in 0..T {
-            s.store(accs[r][t], &mut out[r * stride + t]);
+            s.store(accs[t], &mut row[t]);
         }
     }
 }

@@ -23,10 +23,7 @@ struct Numbers(u64);
 
 impl Numbers {
     fn next(&mut self) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as u32
     }
 
@@ -133,10 +130,7 @@ fn row_groups(format: Format, row: &[u8]) -> usize {
 fn defined(format: Format, row: &[u8], x: &QuantizedRows, x_row: usize) -> f32 {
     let (_, scale_layout) = quantized::layouts(format);
     let halves = scale_layout == scales::ScaleLayout::Super;
-    let has_min = matches!(
-        scale_layout,
-        scales::ScaleLayout::HalfMin | scales::ScaleLayout::SuperMin
-    );
+    let has_min = matches!(scale_layout, scales::ScaleLayout::HalfMin | scales::ScaleLayout::SuperMin);
     let mut acc = 0.0_f32;
     for group in 0..x.num_groups() {
         let block = &x.blocks()[x_row / BLOCK_ROWS * x.num_groups() + group];
@@ -209,15 +203,8 @@ fn float_products_follow_the_definition() {
                     let (row, output) = (index / num_outputs, index % num_outputs);
                     let weights = &values[output * num_inputs..(output + 1) * num_inputs];
                     let x = &x[row * num_inputs..(row + 1) * num_inputs];
-                    let expected = weights
-                        .iter()
-                        .zip(x)
-                        .fold(0.0_f32, |acc, (w, x)| w.mul_add(*x, acc));
-                    assert_eq!(
-                        actual.to_bits(),
-                        expected.to_bits(),
-                        "{format:?} {isa} {index}"
-                    );
+                    let expected = weights.iter().zip(x).fold(0.0_f32, |acc, (w, x)| w.mul_add(*x, acc));
+                    assert_eq!(actual.to_bits(), expected.to_bits(), "{format:?} {isa} {index}");
                 }
             }
         }
@@ -274,32 +261,18 @@ fn projections_share_an_input_and_may_add() {
         let ctx = Context { pool: &pool, isa };
         let rows = quantized(ctx, &x, 5);
         let input = Input::Quantized(&rows);
-        let weights = [(48, Format::Q4_1), (16, Format::Q8_0), (17, Format::Q4_0)].map(
-            |(num_outputs, format)| {
+        let weights =
+            [(48, Format::Q4_1), (16, Format::Q8_0), (17, Format::Q4_0)].map(|(num_outputs, format)| {
                 let data = numbers.stored(format, num_outputs, 64);
                 PackedLinear::pack(format, &data, num_outputs, 64, &pool).unwrap()
-            },
-        );
-        let alone = weights
-            .each_ref()
-            .map(|weight| product(ctx, weight, input, 5));
+            });
+        let alone = weights.each_ref().map(|weight| product(ctx, weight, input, 5));
         let residual = numbers.floats(alone[1].len());
-        let mut outs = [
-            vec![0.0; alone[0].len()],
-            residual.clone(),
-            vec![0.0; alone[2].len()],
-        ];
+        let mut outs = [vec![0.0; alone[0].len()], residual.clone(), vec![0.0; alone[2].len()]];
         let [first, second, third] = &mut outs;
-        let outputs = [
-            Output::Store(first),
-            Output::Add(second),
-            Output::Store(third),
-        ];
-        let mut projections: Vec<_> = weights
-            .iter()
-            .zip(outputs)
-            .map(|(weight, output)| Projection { weight, output })
-            .collect();
+        let outputs = [Output::Store(first), Output::Add(second), Output::Store(third)];
+        let mut projections: Vec<_> =
+            weights.iter().zip(outputs).map(|(weight, output)| Projection { weight, output }).collect();
         project(ctx, input, 5, &mut projections).unwrap();
         assert_eq!(bits(&outs[0]), bits(&alone[0]));
         assert_eq!(bits(&outs[2]), bits(&alone[2]));
@@ -326,8 +299,8 @@ fn gated_silu_is_the_same_apart_and_fused() {
     let mut numbers = Numbers(5);
     for num_outputs in [32, 80, 96, 352] {
         let data = [0, 1].map(|_| numbers.stored(Format::Q4_1, num_outputs, 96));
-        let [gate, up] = data
-            .map(|data| PackedLinear::pack(Format::Q4_1, &data, num_outputs, 96, &pool).unwrap());
+        let [gate, up] =
+            data.map(|data| PackedLinear::pack(Format::Q4_1, &data, num_outputs, 96, &pool).unwrap());
         for num_rows in [1, 2, 7, 8, 9, 70] {
             let x = numbers.floats(num_rows * 96);
             for isa in Isa::available() {
@@ -340,11 +313,7 @@ fn gated_silu_is_the_same_apart_and_fused() {
                     let mut actual = vec![f32::NAN; expected.len()];
                     let output = GatedOutput::Float(&mut actual);
                     gated_silu(ctx, input, num_rows, &gate, &up, output).unwrap();
-                    assert_eq!(
-                        bits(&actual),
-                        bits(&expected),
-                        "{isa} {num_outputs} {num_rows}"
-                    );
+                    assert_eq!(bits(&actual), bits(&expected), "{isa} {num_outputs} {num_rows}");
                     if !num_outputs.is_multiple_of(GROUP) {
                         continue;
                     }
@@ -352,8 +321,7 @@ fn gated_silu_is_the_same_apart_and_fused() {
                     let output = GatedOutput::Quantized(&mut actual);
                     gated_silu(ctx, input, num_rows, &gate, &up, output).unwrap();
                     let expected = quantized(ctx, &expected, num_rows);
-                    let same =
-                        product_of_rows(&actual, num_rows) == product_of_rows(&expected, num_rows);
+                    let same = product_of_rows(&actual, num_rows) == product_of_rows(&expected, num_rows);
                     assert!(same, "{isa} {num_outputs} {num_rows}");
                 }
             }
@@ -421,10 +389,7 @@ fn a_row_that_is_not_finite_stays_so_alone() {
 #[test]
 fn wrong_shapes_are_refused() {
     let pool = Pool::new(1).unwrap();
-    let ctx = Context {
-        pool: &pool,
-        isa: Isa::best(),
-    };
+    let ctx = Context { pool: &pool, isa: Isa::best() };
     let message = |result: Result<PackedLinear, LinearError>| result.unwrap_err().to_string();
     assert_eq!(
         message(PackedLinear::pack(Format::Q4_0, &[0; 18], 1, 33, &pool)),
@@ -442,33 +407,10 @@ fn wrong_shapes_are_refused() {
     let rows = QuantizedRows::zeros(1, 32);
     let run = |input: Input<'_>, num_rows: usize, out: &mut [f32]| {
         let output = Output::Store(out);
-        project(
-            ctx,
-            input,
-            num_rows,
-            &mut [Projection {
-                weight: &weight,
-                output,
-            }],
-        )
+        project(ctx, input, num_rows, &mut [Projection { weight: &weight, output }])
     };
-    assert_eq!(
-        run(Input::Quantized(&rows), 1, &mut [0.0; 2]),
-        Err(LinearError::FloatWeight)
-    );
-    let shape = |what, actual, expected| {
-        Err(LinearError::Shape {
-            what,
-            actual,
-            expected,
-        })
-    };
-    assert_eq!(
-        run(Input::Float(&[0.0; 32]), 2, &mut [0.0; 4]),
-        shape("the input", 32, 64)
-    );
-    assert_eq!(
-        run(Input::Float(&[0.0; 32]), 1, &mut [0.0; 3]),
-        shape("the output", 3, 2)
-    );
+    assert_eq!(run(Input::Quantized(&rows), 1, &mut [0.0; 2]), Err(LinearError::FloatWeight));
+    let shape = |what, actual, expected| Err(LinearError::Shape { what, actual, expected });
+    assert_eq!(run(Input::Float(&[0.0; 32]), 2, &mut [0.0; 4]), shape("the input", 32, 64));
+    assert_eq!(run(Input::Float(&[0.0; 32]), 1, &mut [0.0; 3]), shape("the output", 3, 2));
 }

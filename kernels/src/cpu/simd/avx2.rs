@@ -1,9 +1,6 @@
 //! The operations with AVX2, FMA and F16C: a vector is a pair of registers.
 
-#![expect(
-    unsafe_code,
-    reason = "intrinsics, called where the token proves the processor has them"
-)]
+#![expect(unsafe_code, reason = "intrinsics, called where the token proves the processor has them")]
 #![expect(
     clippy::undocumented_unsafe_blocks,
     reason = "one reason for all: an `Avx2` exists only after detection, and pointers come from \
@@ -48,10 +45,7 @@ fn zip<T: Copy, U: Copy, V>(a: Pair<T>, b: Pair<U>, f: impl Fn(T, U) -> V) -> Pa
 
 #[inline(always)]
 fn load_pair<T>(values: &[T]) -> Pair<__m256i> {
-    assert!(
-        size_of_val(values) == 64,
-        "a pair of registers has 64 bytes"
-    );
+    assert!(size_of_val(values) == 64, "a pair of registers has 64 bytes");
     let start: *const __m256i = values.as_ptr().cast();
     unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] }
 }
@@ -83,6 +77,12 @@ impl Simd for Avx2 {
 
     const ISA: Isa = Isa::Avx2;
     const ROWS: usize = 4;
+    const STRIPS: bool = false;
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) }
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F32 {
@@ -130,9 +130,7 @@ impl Simd for Avx2 {
     fn load_bf16_pairs(self, values: &[[u16; 2]; LANES]) -> [Self::F32; 2] {
         let start: *const __m256i = values.as_ptr().cast();
         let pairs = unsafe { [_mm256_loadu_si256(start), _mm256_loadu_si256(start.add(1))] };
-        let first = both(pairs, |pairs| unsafe {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs))
-        });
+        let first = both(pairs, |pairs| unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)) });
         let second = both(pairs, |pairs| unsafe {
             let upper = _mm256_set1_epi32(0xFFFF_0000_u32.cast_signed());
             _mm256_castsi256_ps(_mm256_and_si256(pairs, upper))
@@ -166,9 +164,7 @@ impl Simd for Avx2 {
         unsafe {
             let bytes = _mm_loadu_si128(values.as_ptr().cast());
             let halves = [bytes, _mm_unpackhi_epi64(bytes, bytes)];
-            both(halves, |bytes| {
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
-            })
+            both(halves, |bytes| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)))
         }
     }
 
@@ -177,9 +173,7 @@ impl Simd for Avx2 {
         unsafe {
             let bytes = _mm_loadu_si128(values.as_ptr().cast());
             let halves = [bytes, _mm_unpackhi_epi64(bytes, bytes)];
-            both(halves, |bytes| {
-                _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes))
-            })
+            both(halves, |bytes| _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)))
         }
     }
 
@@ -189,10 +183,7 @@ impl Simd for Avx2 {
         unsafe {
             let words = _mm256_packs_epi32(low, high);
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-            let bytes = _mm_packs_epi16(
-                _mm256_castsi256_si128(words),
-                _mm256_extracti128_si256::<1>(words),
-            );
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(values.as_mut_ptr().cast(), bytes);
         }
     }
@@ -219,12 +210,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn fma(self, a: Self::F32, b: Self::F32, c: Self::F32) -> Self::F32 {
-        unsafe {
-            [
-                _mm256_fmadd_ps(a[0], b[0], c[0]),
-                _mm256_fmadd_ps(a[1], b[1], c[1]),
-            ]
-        }
+        unsafe { [_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])] }
     }
 
     #[inline(always)]
@@ -239,27 +225,18 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn abs(self, a: Self::F32) -> Self::F32 {
-        both(a, |a| unsafe {
-            _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFF_FFFF)))
-        })
+        both(a, |a| unsafe { _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFF_FFFF))) })
     }
 
     #[inline(always)]
     fn select_lt(self, a: Self::F32, b: Self::F32, yes: Self::F32, no: Self::F32) -> Self::F32 {
         let less = zip(a, b, |a, b| unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) });
-        unsafe {
-            [
-                _mm256_blendv_ps(no[0], yes[0], less[0]),
-                _mm256_blendv_ps(no[1], yes[1], less[1]),
-            ]
-        }
+        unsafe { [_mm256_blendv_ps(no[0], yes[0], less[0]), _mm256_blendv_ps(no[1], yes[1], less[1])] }
     }
 
     #[inline(always)]
     fn round(self, a: Self::F32) -> Self::F32 {
-        both(a, |a| unsafe {
-            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a)
-        })
+        both(a, |a| unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) })
     }
 
     #[inline(always)]
@@ -284,9 +261,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn shl_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32 {
-        both(a, |a| unsafe {
-            _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed()))
-        })
+        both(a, |a| unsafe { _mm256_sll_epi32(a, _mm_cvtsi32_si128(BITS.cast_signed())) })
     }
 
     #[inline(always)]
@@ -306,16 +281,12 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn low_nibbles(self, bytes: Self::Bytes) -> Self::Bytes {
-        both(bytes, |bytes| unsafe {
-            _mm256_and_si256(bytes, _mm256_set1_epi8(0x0F))
-        })
+        both(bytes, |bytes| unsafe { _mm256_and_si256(bytes, _mm256_set1_epi8(0x0F)) })
     }
 
     #[inline(always)]
     fn high_nibbles(self, bytes: Self::Bytes) -> Self::Bytes {
-        self.low_nibbles(both(bytes, |bytes| unsafe {
-            _mm256_srli_epi16::<4>(bytes)
-        }))
+        self.low_nibbles(both(bytes, |bytes| unsafe { _mm256_srli_epi16::<4>(bytes) }))
     }
 
     #[inline(always)]
@@ -342,13 +313,8 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn signed(self, biased: Self::Bytes) -> Self::Signed {
-        let signed = both(biased, |bytes| unsafe {
-            _mm256_xor_si256(bytes, _mm256_set1_epi8(-128))
-        });
-        (
-            both(signed, |bytes| unsafe { _mm256_abs_epi8(bytes) }),
-            signed,
-        )
+        let signed = both(biased, |bytes| unsafe { _mm256_xor_si256(bytes, _mm256_set1_epi8(-128)) });
+        (both(signed, |bytes| unsafe { _mm256_abs_epi8(bytes) }), signed)
     }
 
     #[inline(always)]
@@ -392,9 +358,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn finish_nibbles(self, sums: Self::NibbleSums, base: i32) -> Self::I32 {
-        let sums = both(sums, |sums| unsafe {
-            _mm256_madd_epi16(sums, _mm256_set1_epi16(1))
-        });
+        let sums = both(sums, |sums| unsafe { _mm256_madd_epi16(sums, _mm256_set1_epi16(1)) });
         self.add_i32(sums, self.splat_i32(base))
     }
 

@@ -1,9 +1,6 @@
 //! The operations with AVX-512 F, BW, VL, DQ and VNNI.
 
-#![expect(
-    unsafe_code,
-    reason = "intrinsics, called where the token proves the processor has them"
-)]
+#![expect(unsafe_code, reason = "intrinsics, called where the token proves the processor has them")]
 #![expect(
     clippy::undocumented_unsafe_blocks,
     reason = "one reason for all: an `Avx512` exists only after detection, and pointers come from \
@@ -49,6 +46,12 @@ impl Simd for Avx512 {
 
     const ISA: Isa = Isa::Avx512;
     const ROWS: usize = 8;
+    const STRIPS: bool = true;
+
+    #[inline(always)]
+    fn prefetch(self, address: *const u8) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) }
+    }
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {

@@ -42,8 +42,13 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// The instruction set.
     const ISA: Isa;
-    /// Activation rows that one pass of a matrix kernel holds in registers.
+    /// Rows of activations that a pass over one tile of packed weights takes at most: 1, 4 or 8.
     const ROWS: usize;
+    /// Whether there are registers for a pass over several tiles of unpacked weights.
+    const STRIPS: bool;
+
+    /// Ask for the cache line of an address, which need not be valid.
+    fn prefetch(self, address: *const u8);
 
     /// The same value in all lanes.
     fn splat(self, value: f32) -> Self::F32;

@@ -44,7 +44,11 @@ impl Simd for Portable {
     type NibbleSums = [i32; LANES];
 
     const ISA: Isa = Isa::Portable;
-    const ROWS: usize = 4;
+    const ROWS: usize = 1;
+    const STRIPS: bool = false;
+
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
 
     #[inline(never)]
     fn splat(self, value: f32) -> Self::F32 {
@@ -81,10 +85,7 @@ impl Simd for Portable {
     #[inline(never)]
     fn load_bf16_pairs(self, values: &[[u16; 2]; LANES]) -> [Self::F32; 2] {
         let widen = |bits| f32::from_bits(u32::from(bits) << 16);
-        [
-            map(*values, |pair| widen(pair[0])),
-            map(*values, |pair| widen(pair[1])),
-        ]
+        [map(*values, |pair| widen(pair[0])), map(*values, |pair| widen(pair[1]))]
     }
 
     #[inline(never)]
@@ -156,13 +157,7 @@ impl Simd for Portable {
 
     #[inline(never)]
     fn select_lt(self, a: Self::F32, b: Self::F32, yes: Self::F32, no: Self::F32) -> Self::F32 {
-        std::array::from_fn(|lane| {
-            if a[lane] < b[lane] {
-                yes[lane]
-            } else {
-                no[lane]
-            }
-        })
+        std::array::from_fn(|lane| if a[lane] < b[lane] { yes[lane] } else { no[lane] })
     }
 
     #[inline(never)]
@@ -263,9 +258,8 @@ impl Simd for Portable {
         activations: [i8; 4],
     ) -> Self::NibbleSums {
         std::array::from_fn(|lane| {
-            (0..4).fold(sums[lane], |sum, i| {
-                sum + i32::from(weights[4 * lane + i]) * i32::from(activations[i])
-            })
+            (0..4)
+                .fold(sums[lane], |sum, i| sum + i32::from(weights[4 * lane + i]) * i32::from(activations[i]))
         })
     }
 

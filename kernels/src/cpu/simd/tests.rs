@@ -8,10 +8,7 @@ struct Numbers(u64);
 
 impl Numbers {
     fn bits(&mut self) -> u32 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.0 >> 32) as u32
     }
 
@@ -19,20 +16,9 @@ impl Numbers {
         std::array::from_fn(|_| match self.bits() % 8 {
             0 => f32::from_bits(self.bits() & 0x807F_FFFF),
             1 => (self.bits().cast_signed() >> 20) as f32 * 0.5,
-            2 => [
-                0.0,
-                -0.0,
-                f32::INFINITY,
-                f32::NEG_INFINITY,
-                1.0,
-                f32::MAX,
-                f32::MIN,
-                2.5,
-            ][self.bits() as usize % 8],
-            _ => {
-                (self.bits().cast_signed() as f32)
-                    * 2f32.powi((self.bits() % 40).cast_signed() - 50)
-            }
+            2 => [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 1.0, f32::MAX, f32::MIN, 2.5]
+                [self.bits() as usize % 8],
+            _ => (self.bits().cast_signed() as f32) * 2f32.powi((self.bits() % 40).cast_signed() - 50),
         })
     }
 
@@ -68,11 +54,7 @@ impl Kernel for AllOperations {
 
 fn bits(values: &[f32]) -> Vec<i64> {
     let canonical = |value: f32| {
-        if value.is_nan() {
-            -1
-        } else {
-            i64::from(value.to_bits())
-        }
+        if value.is_nan() { -1 } else { i64::from(value.to_bits()) }
     };
     values.iter().copied().map(canonical).collect()
 }
@@ -80,10 +62,7 @@ fn bits(values: &[f32]) -> Vec<i64> {
 #[inline(always)]
 fn lanes<S: Simd>(s: S, vector: S::I32) -> Vec<i64> {
     let values = s.to_array(s.bits_to_f32(vector));
-    values
-        .iter()
-        .map(|value| i64::from(value.to_bits()))
-        .collect()
+    values.iter().map(|value| i64::from(value.to_bits())).collect()
 }
 
 #[inline(always)]
@@ -111,10 +90,7 @@ fn float_operations<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, 
         s.store_partial(x, &mut stored[..len]);
         out.push(("store_partial", s.load(&stored)));
     }
-    let mut out: Vec<_> = out
-        .into_iter()
-        .map(|(name, x)| (name, bits(&s.to_array(x))))
-        .collect();
+    let mut out: Vec<_> = out.into_iter().map(|(name, x)| (name, bits(&s.to_array(x)))).collect();
     out.push(("reduce_add", bits(&[s.reduce_add(x)])));
     out.push(("reduce_max", bits(&[s.reduce_max(x)])));
     out
@@ -147,10 +123,7 @@ fn conversions<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, Vec<i
         ("store_bf16", brain.map(i64::from).to_vec()),
         ("store_bf16 of NaN", nan.map(i64::from).to_vec()),
         ("to_i32", lanes(s, integers)),
-        (
-            "add_i32",
-            lanes(s, s.add_i32(integers, s.splat_i32(i32::MAX))),
-        ),
+        ("add_i32", lanes(s, s.add_i32(integers, s.splat_i32(i32::MAX)))),
         ("max_i32", lanes(s, s.max_i32(integers, others))),
         ("reduce_max_i32", vec![i64::from(largest)]),
         ("shl_i32", lanes(s, s.shl_i32::<23>(integers))),
