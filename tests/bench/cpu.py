@@ -27,7 +27,6 @@ from tests.bench.steps import (
     WARM_STEPS,
     DecodeTime,
     StepTime,
-    median_time,
     time_decode,
     time_prefill,
     touch_blocks,
@@ -42,17 +41,16 @@ PARTS = [item.name for item in fields(StepTime)]
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured; `seconds` of decode steps for each figure."""
+    """What is measured; `seconds` go into each figure, or what a few steps or one prompt take."""
 
     prompts: tuple[int, ...]
     rows: tuple[int, ...]
     contexts: tuple[int, ...]
-    repeats: int
     seconds: float
 
 
-FULL = Sizes((128, 512, 2048, 8192), (1, 2, 4, 8, 16, 32), (128, 1024, 4096), 3, 1.0)
-QUICK = Sizes((128, 512), (1, 8, 32), (128, 1024), 3, 0.3)
+FULL = Sizes((128, 512, 2048, 8192), (1, 2, 4, 8, 16, 32), (128, 1024, 4096), 1.0)
+QUICK = Sizes((128, 512), (1, 8, 32), (128, 1024), 0.3)
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ def print_machine(limits: dict[str, float]) -> None:
         f"load {host.load_average():.1f} before the start"
     )
     print(f"memory read   {limits['read_gb_s']:.1f} GB/s (1 GiB in order, all threads, best of several)")
-    print(f"int8          {limits['int8_gop_s']:.0f} GOP/s (integer products alone, on cached data)")
+    print(f"int8          {limits['int8_gop_s']:.0f} GOP/s (integer vector products alone, on cached data)")
     print(f"float32       {limits['f32_gflop_s']:.0f} GFLOP/s (fused multiply-adds, on cached data)")
 
 
@@ -160,22 +158,22 @@ def print_prefill(runner: NativeRunner, work: Work, sizes: Sizes, vocab_size: in
     """One line per prompt length."""
     print(
         f"\nPrefill: one prompt of random ids in chunks of {MAX_NUM_BATCHED_TOKENS}, to its first token; "
-        f"median of {sizes.repeats}.\n"
+        "medians.\n"
         "of int8: products with weights per second of the whole time, against the limit; linear, attn: each\n"
         "in its own time, against the int8 and the float32 limit. Then where the time goes."
     )
-    print(f"{'tokens':>7}{'tok/s':>9}{'ms':>9}{'of int8':>9}{'linear':>8}{'attn':>7} |" + heads())
+    print(f"{'tokens':>7}{'runs':>6}{'tok/s':>9}{'ms':>9}{'of int8':>9}{'linear':>8}{'attn':>7} |" + heads())
     rng = np.random.default_rng(0)
     for length in sizes.prompts:
         prompt = rng.integers(0, vocab_size, length).tolist()
-        time_prefill(runner, prompt[:MAX_NUM_BATCHED_TOKENS])
-        time = median_time([time_prefill(runner, prompt) for _ in range(sizes.repeats)])
+        prefill = time_prefill(runner, prompt, seconds=sizes.seconds)
+        time = prefill.time
         linear_ops = 2 * work.linear_weights * length
         attention_flops = work.key_flops * length * (length + 1) // 2
         of_int8 = (linear_ops + 2 * work.head_weights) / time.total / work.linear_rate
         print(
-            f"{length:>7}{length / time.total:>9.0f}{time.total * 1e3:>9.1f}{of_int8:>9.0%}"
-            f"{linear_ops / time.linear / work.linear_rate:>8.0%}"
+            f"{length:>7}{prefill.num_runs:>6}{length / time.total:>9.0f}{time.total * 1e3:>9.1f}"
+            f"{of_int8:>9.0%}{linear_ops / time.linear / work.linear_rate:>8.0%}"
             f"{attention_flops / time.attention / work.float_rate:>7.0%} |{split(time)}",
             flush=True,
         )
@@ -240,7 +238,7 @@ def sizes_for(quick: bool, max_len: int) -> Sizes:
     sizes = QUICK if quick else FULL
     prompts = tuple(length for length in sizes.prompts if length <= max_len)
     contexts = tuple(c for c in sizes.contexts if c + 1 + WARM_STEPS + MAX_STEPS <= max_len)
-    return Sizes(prompts, sizes.rows, contexts, sizes.repeats, sizes.seconds)
+    return Sizes(prompts, sizes.rows, contexts, sizes.seconds)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -271,10 +269,15 @@ def main() -> None:
     num_blocks = choose_num_blocks(sizes, config, arguments.kv_cache_dtype)
     runner = load(arguments, model, num_blocks, open_seconds)
     work = work_of(runner, model, limits, arguments.activations)
+    start, cpu_start = time.perf_counter(), time.process_time()
     print_prefill(runner, work, sizes, config.vocab_size)
     print_decode(runner, work, sizes, config.vocab_size, arguments.temperature)
+    busy = (time.process_time() - cpu_start) / (time.perf_counter() - start) / runner.num_threads
     runner.close()
-    print(f"\nload {host.load_average():.1f} at the end (this process included)")
+    print(
+        f"\nload {host.load_average():.1f} at the end; the threads ran {busy:.0%} of the time. "
+        "Well below 90%, the machine\nhad other work, and shares of its limits mean little."
+    )
 
 
 if __name__ == "__main__":

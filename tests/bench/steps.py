@@ -55,6 +55,14 @@ class StepTime:
 
 
 @dataclass(frozen=True)
+class PrefillTime:
+    """Medians over `num_runs` prompts."""
+
+    time: StepTime
+    num_runs: int
+
+
+@dataclass(frozen=True)
 class DecodeTime:
     """Medians over `num_steps` steps; `num_keys`: positions whose KV a step read, all rows together."""
 
@@ -100,8 +108,17 @@ def run_step(runner: NativeRunner, scheduler: Scheduler) -> tuple[StepTime, Step
     return step, plan
 
 
-def time_prefill(runner: NativeRunner, prompt_ids: Sequence[int]) -> StepTime:
+def time_prefill(runner: NativeRunner, prompt_ids: Sequence[int], *, seconds: float) -> PrefillTime:
     """One prompt alone in chunks of `MAX_NUM_BATCHED_TOKENS`, to its first token."""
+    prefill_once(runner, prompt_ids[:MAX_NUM_BATCHED_TOKENS])
+    times: list[StepTime] = []
+    while sum(run.total for run in times) < seconds and len(times) < MAX_STEPS:
+        times.append(prefill_once(runner, prompt_ids))
+    return PrefillTime(median_time(times), len(times))
+
+
+def prefill_once(runner: NativeRunner, prompt_ids: Sequence[int]) -> StepTime:
+    """The sum of a prompt's steps."""
     scheduler = make_scheduler(runner, 1, len(prompt_ids) + 1, MAX_NUM_BATCHED_TOKENS)
     scheduler.add(request(0, prompt_ids, max_tokens=1, top_logprobs=None))
     steps = []
