@@ -13,24 +13,34 @@ const EXP_COEFFICIENTS: [f32; 8] =
     [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// e^x within 1 unit in the last place or so; 0 below -87.3, infinite above 88.3, NaN for NaN.
-///
-/// x = n ln(2) + r, ln(2) in two parts so that r is exact; then 2^n * p(r).
-#[expect(clippy::many_single_char_names, reason = "the formula's own names")]
 #[inline(always)]
 pub fn exp<S: Simd>(s: S, x: S::F32) -> S::F32 {
     // The bounds come first so that a NaN passes through.
     let bounded = s.max(s.splat(EXP_LOW), s.min(s.splat(EXP_HIGH), x));
-    let n = s.round(s.mul(bounded, s.splat(std::f32::consts::LOG2_E)));
-    let r = s.fma(n, s.splat(-0.693_359_4), bounded);
+    let result = exp_bounded(s, bounded);
+    let result = s.select_lt(x, s.splat(EXP_LOW), s.zero(), result);
+    s.select_lt(s.splat(EXP_HIGH), x, s.splat(f32::INFINITY), result)
+}
+
+/// e^x for x of zero and less, in fewer instructions: what is below e^-87.3 comes out as that, which
+/// vanishes beside the e^0 that every softmax has. NaN for NaN.
+#[inline(always)]
+pub fn exp_nonpositive<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    exp_bounded(s, s.max(s.splat(EXP_LOW), x))
+}
+
+/// e^x between the bounds: x = n ln(2) + r, ln(2) in two parts so that r is exact; then 2^n * p(r).
+#[inline(always)]
+fn exp_bounded<S: Simd>(s: S, x: S::F32) -> S::F32 {
+    let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
+    let r = s.fma(n, s.splat(-0.693_359_4), x);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
     let mut p = s.splat(EXP_COEFFICIENTS[0]);
     for &coefficient in &EXP_COEFFICIENTS[1..] {
         p = s.fma(p, r, s.splat(coefficient));
     }
     let exponent = s.shl_i32::<23>(s.add_i32(s.to_i32(n), s.splat_i32(127)));
-    let result = s.mul(p, s.bits_to_f32(exponent));
-    let result = s.select_lt(x, s.splat(EXP_LOW), s.zero(), result);
-    s.select_lt(s.splat(EXP_HIGH), x, s.splat(f32::INFINITY), result)
+    s.mul(p, s.bits_to_f32(exponent))
 }
 
 /// x / (1 + e^-x).
@@ -102,6 +112,27 @@ mod tests {
             let exact = f64::from(*x) / (1.0 + (-f64::from(*x)).exp());
             let error = (f64::from(y) - exact).abs();
             assert!(!x.is_finite() || error <= exact.abs() * 5e-7 + 1e-36, "{x}: {y} {exact}");
+        }
+    }
+
+    #[test]
+    fn exp_of_zero_and_less_is_exp_but_never_zero() {
+        struct Both(f32);
+        impl Kernel for Both {
+            type Output = [f32; 2];
+            #[inline(always)]
+            fn run<S: Simd>(self, s: S) -> [f32; 2] {
+                let x = s.splat(self.0);
+                [s.to_array(exp(s, x))[0], s.to_array(exp_nonpositive(s, x))[0]]
+            }
+        }
+        for isa in Isa::available() {
+            for x in inputs().into_iter().filter(|&x| x <= 0.0) {
+                let [exact, nonpositive] = isa.dispatch(Both(x));
+                let is_tiny = exact == 0.0 && (0.0..1.2e-38).contains(&nonpositive);
+                assert!(is_tiny || nonpositive.to_bits() == exact.to_bits(), "{isa} {x}");
+            }
+            assert!(isa.dispatch(Both(f32::NAN))[1].is_nan());
         }
     }
 

@@ -42,8 +42,8 @@ impl Partial {
             }
             // Not `f32::max`, which would drop a NaN.
             let max = if self.max[query] > next.max[query] { self.max[query] } else { next.max[query] };
-            let ours = math::exp(simd, simd.splat(self.max[query] - max));
-            let theirs = math::exp(simd, simd.splat(next.max[query] - max));
+            let ours = math::exp_nonpositive(simd, simd.splat(self.max[query] - max));
+            let theirs = math::exp_nonpositive(simd, simd.splat(next.max[query] - max));
             self.max[query] = max;
             let sum = simd.mul(simd.splat(self.sum[query]), ours);
             let sum = simd.fma(simd.splat(next.sum[query]), theirs, sum);

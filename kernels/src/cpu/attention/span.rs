@@ -20,8 +20,16 @@ pub(super) const SPAN: usize = 256;
 /// Positions whose values stay in the nearest cache while all queries of a tile read them.
 const STRIP: usize = 64;
 
-/// Queries that share a pass over keys or values.
-const QUERIES: usize = 4;
+/// How many of the next queries share a pass over keys or values. More of them share the unpacking,
+/// as far as there are registers for their sums.
+#[inline(always)]
+fn sharing<S: Simd>(num_left: usize) -> usize {
+    match num_left {
+        8.. if is_wide::<S>() => 8,
+        4.. => 4,
+        few => few,
+    }
+}
 
 /// Queries that see the same KV head of one row.
 ///
@@ -63,9 +71,10 @@ pub(super) fn attend_span<S: Simd, F: KvFormat>(
     let num_queries = queries.visible.len();
     let mut first = 0;
     while first < num_queries {
-        let count = QUERIES.min(num_queries - first);
+        let count = sharing::<S>(num_queries - first);
         let rows = &mut scores[first * SPAN..][..count * SPAN];
         match count {
+            8 => score_queries::<S, F, 8>(simd, context, queries, first, start, rows),
             4 => score_queries::<S, F, 4>(simd, context, queries, first, start, rows),
             3 => score_queries::<S, F, 3>(simd, context, queries, first, start, rows),
             2 => score_queries::<S, F, 2>(simd, context, queries, first, start, rows),
@@ -82,7 +91,7 @@ pub(super) fn attend_span<S: Simd, F: KvFormat>(
     for strip in (0..SPAN).step_by(STRIP) {
         let mut first = 0;
         while first < num_queries {
-            let count = QUERIES.min(num_queries - first);
+            let count = sharing::<S>(num_queries - first);
             let rows = &scores[first * SPAN..][..count * SPAN];
             let values = &mut partial.values[first * queries.dim..][..count * queries.dim];
             weigh_strip(simd, context, queries, first, start, strip, rows, values);
@@ -110,16 +119,24 @@ fn score_queries<S: Simd, F: KvFormat, const N: usize>(
     let first_block = start / BLOCK_SIZE;
     while block < end {
         let mut tiles = [context.tile(first_block + block); 4];
-        if is_wide::<S>() && block + 4 <= end {
-            for b in 1..4 {
-                tiles[b] = context.tile(first_block + block + b);
-            }
-            score_blocks::<S, F, N, 4>(simd, tiles, query, block, rows);
-            block += 4;
+        let num_blocks = if !is_wide::<S>() {
+            1
+        } else if N <= 4 && block + 4 <= end {
+            4
+        } else if block + 2 <= end {
+            2
         } else {
-            score_blocks::<S, F, N, 1>(simd, [tiles[0]], query, block, rows);
-            block += 1;
+            1
+        };
+        for b in 1..num_blocks {
+            tiles[b] = context.tile(first_block + block + b);
         }
+        match num_blocks {
+            4 => score_blocks::<S, F, N, 4>(simd, tiles, query, block, rows),
+            2 => score_blocks::<S, F, N, 2>(simd, [tiles[0], tiles[1]], query, block, rows),
+            _ => score_blocks::<S, F, N, 1>(simd, [tiles[0]], query, block, rows),
+        }
+        block += num_blocks;
     }
 }
 
@@ -189,7 +206,7 @@ fn softmax<S: Simd, F: KvFormat>(
     let shift = simd.splat(max);
     let mut sum = simd.splat(0.0);
     for block in first..end {
-        let weights = math::exp(simd, simd.sub(simd.load(vector(row, block)), shift));
+        let weights = math::exp_nonpositive(simd, simd.sub(simd.load(vector(row, block)), shift));
         sum = simd.add(sum, weights);
         let weights = if F::SCALED {
             let tile = context.tile(start / BLOCK_SIZE + block);
@@ -202,7 +219,7 @@ fn softmax<S: Simd, F: KvFormat>(
     (max, simd.reduce_add(sum))
 }
 
-/// Add the weighted values of one strip of the span to those of up to QUERIES queries.
+/// Add the weighted values of one strip of the span to those of up to eight queries.
 ///
 /// Positions that all of them see are read once for all; the others one query at a time, in order.
 #[inline(always)]
@@ -238,6 +255,7 @@ fn weigh_strip<S: Simd, F: KvFormat>(
         );
     }
     match count {
+        8 => weigh::<S, F, 8>(simd, context, block, shared.clone(), rows, values),
         4 => weigh::<S, F, 4>(simd, context, block, shared.clone(), rows, values),
         3 => weigh::<S, F, 3>(simd, context, block, shared.clone(), rows, values),
         2 => weigh::<S, F, 2>(simd, context, block, shared.clone(), rows, values),
@@ -272,7 +290,7 @@ fn weigh<S: Simd, F: KvFormat, const N: usize>(
     let num_units = values.len() / N / UNIT;
     let mut unit = 0;
     while unit < num_units {
-        if is_wide::<S>() && unit + 2 <= num_units {
+        if is_wide::<S>() && N <= 4 && unit + 2 <= num_units {
             weigh_units::<S, F, N, 2>(simd, context, block, positions.clone(), rows, values, unit);
             unit += 2;
         } else {
