@@ -28,8 +28,8 @@ class KvCacheMachine(RuleBasedStateMachine):
     def held(self) -> Counter[int]:
         return Counter(block for table in self.tables.values() for block in table)
 
-    @rule(data=st.data(), prefix=st.lists(st.sampled_from([b"x", b"y"]), max_size=4), hit=st.booleans())
-    def start(self, data: st.DataObject, prefix: list[bytes], hit: bool) -> None:
+    @rule(prefix=st.lists(st.sampled_from([b"x", b"y"]), max_size=4), hit=st.booleans())
+    def start(self, prefix: list[bytes], hit: bool) -> None:
         """A row finds what it can of its chain and writes the rest, and then all of it has a name."""
         names = [b"".join(prefix[: index + 1]) for index in range(len(prefix))]
         found = self.kv.prefixes.find(names) if hit else []

@@ -1,4 +1,4 @@
-"""Reference counts, order of reuse and of eviction, and the invariants that must notice each kind of damage."""
+"""Reference counts, orders of reuse and eviction, and the invariants that must notice each kind of damage."""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ class BlockHasher:
         key, head = self._key, _BLOCK + size.to_bytes(8, "little")
         names = []
         for start in range(0, len(data), size):
-            parent = blake2b(parent + head + data[start : start + size], digest_size=DIGEST_BYTES, key=key).digest()
+            parent = blake2b(
+                parent + head + data[start : start + size], digest_size=DIGEST_BYTES, key=key
+            ).digest()
             names.append(parent)
         return names
 

@@ -92,7 +92,8 @@ class PrefixCache:
 
     def revive(self, block: int) -> None:
         """An idle block is held again."""
-        if self._idle.get(self._class[block], {}).pop(block, None) is None:
+        queue = self._idle.get(self._class[block])
+        if queue is None or queue.pop(block, None) is None:
             raise RuntimeError(f"KV block {block} is free and cannot be shared")
         self._num_idle -= 1
 
@@ -113,7 +114,7 @@ class PrefixCache:
             self._name_of[block] = None
 
     def check(self) -> None:
-        """Raise `RuntimeError` unless names and blocks belong to each other and every idle block has a name."""
+        """Raise `RuntimeError` unless names and blocks are pairs and every idle block has a name."""
         named = {block: name for block, name in enumerate(self._name_of) if name is not None}
         if named != {block: name for name, block in self._block_of.items()}:
             raise RuntimeError("names and blocks of the prefix cache do not belong to each other")

@@ -44,15 +44,15 @@ class PrefixIndex:
         """A new step is planned; without rows that run, nobody is held up by a long look-up."""
         self._budget = 1 << 60 if is_idle else MAX_NAMED_PER_STEP
 
-    def look_up(self, request: Request) -> int | None:
-        """How many blocks of the request are in the cache; None: ask again in the next step.
+    def look_up(self, request: Request) -> list[int] | None:
+        """The blocks of the request that are in the cache; None: ask again in the next step.
 
         That is so when the look-up is not finished, or when a row that runs is about to compute the
         first block that is missing.
         """
         cache = self._cache
         if cache is None or not request.reads_cache:
-            return 0
+            return []
         last = (len(request.token_ids) - 1) // self._block_size
         names = request.block_names
         found = min(request.num_found, last)
@@ -68,14 +68,8 @@ class PrefixIndex:
         request.num_found = found
         if found < last and names[found] in self._coming:
             return None
-        return found
-
-    def blocks(self, request: Request) -> list[int]:
-        """The blocks that `look_up` has counted."""
-        cache = self._cache
-        if cache is None or not request.reads_cache:
-            return []
-        return cache.find(request.block_names[: request.num_found])
+        # Usually all of them; a block that was forgotten in the middle ends what can be used.
+        return cache.find(names[:found])
 
     def expect(self, request: Request, num_named: int) -> None:
         """A row reads its prompt and has `num_named` blocks so far: others may wait for the next."""

@@ -106,7 +106,7 @@ class RunningRows:
         return row
 
     def leave(self, request: Request, in_flight: int | None) -> None:
-        """Empty the request's row. With steps in flight, blocks and row are theirs until `in_flight` lands."""
+        """Empty the request's row; steps up to `in_flight` keep its blocks until they land."""
         row, table = request.row, self.table
         num_tokens = int(table.num_stored[row])
         blocks = table.leave(row)

@@ -264,10 +264,8 @@ class Scheduler:
         start = self._fork_start(request)
         if start is not None:
             return start if start.num_stored >= 0 else None
-        num_found = self._rows.prefixes.look_up(request)
-        if num_found is None:
-            return None
-        return Start(self._rows.prefixes.blocks(request), num_found * self.config.block_size)
+        blocks = self._rows.prefixes.look_up(request)
+        return None if blocks is None else Start(blocks, len(blocks) * self.config.block_size)
 
     def _fork_start(self, request: Request) -> Start | None:
         """The prompt of a sample of the same group; `num_stored` is -1 while that is being read.
@@ -381,8 +379,8 @@ class Scheduler:
             waited_s = self._clock_s - request.queued_at_s
             error = RequestError(
                 ErrorCode.DEADLINE,
-                f"The request waited {waited_s:.3g} s, longer than its deadline of {request.deadline_s:.3g} s, "
-                "without being started; allow it more time or try again later.",
+                f"The request waited {waited_s:.3g} s without being started, and its deadline is "
+                f"{request.deadline_s:.3g} s; allow it more time or try again later.",
             )
             self._end(request, FinishReason.ERROR, error=error)
 
