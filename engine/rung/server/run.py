@@ -19,10 +19,12 @@ from rung.engine import Engine
 from rung.errors import ConfigError
 from rung.models.loader import open_model
 from rung.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.policies import PolicyConfig
 from rung.server import process
 from rung.server.convert import EngineFacts
 from rung.server.memory import BLOCK_SIZE, KvPlan, free_beside_weights, human_bytes, plan_kv
 from rung.server.outbox import Publisher
+from rung.server.probe import probe
 from rung.server.runners import plan_runner
 from rung.server.service import EngineServer
 from rung.server.tls import server_credentials
@@ -77,7 +79,7 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
     )
     publisher = Publisher()
     deaths: list[Exception] = []
-    engine = _build_engine(runner, kv, config.options, publisher, deaths)
+    engine = _build_engine(_make_scheduler(runner, kv, config.options), runner, publisher, deaths)
     server = EngineServer(engine, facts, publisher, config.listen, credentials)
     life.on_stop(engine.stop)
     print(f"Engine listening on {server.start()}", file=sys.stderr, flush=True)
@@ -92,22 +94,28 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
     return process.EXIT_DEAD if deaths else 0
 
 
-def _build_engine(
-    runner: Runner, kv: KvPlan, options: ModelOptions, publisher: Publisher, deaths: list[Exception]
-) -> Engine:
-    scheduler = Scheduler(
-        SchedulerConfig(
-            num_blocks=kv.num_blocks,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_waiting=options.max_waiting,
-            max_model_len=kv.max_model_len,
-            prefix_cache=options.prefix_cache == "on",
-        ),
-        cache_key=secrets.token_bytes(CACHE_KEY_BYTES),
+def _make_scheduler(runner: Runner, kv: KvPlan, options: ModelOptions) -> Scheduler:
+    config = SchedulerConfig(
+        num_blocks=kv.num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_waiting=options.max_waiting,
+        max_model_len=kv.max_model_len,
+        prefix_cache=options.prefix_cache == "on",
+        policies=PolicyConfig(itl_target_s=options.itl_target_ms / 1e3, over_commit=options.kv_over_commit),
     )
+    scheduler = Scheduler(config, cache_key=secrets.token_bytes(CACHE_KEY_BYTES))
+    # A runner without weights takes the time that it was told to take.
+    if runner.info.weight_bytes:
+        for shape, elapsed_s in probe(runner, config):
+            scheduler.learn(shape, elapsed_s)
+    return scheduler
 
+
+def _build_engine(
+    scheduler: Scheduler, runner: Runner, publisher: Publisher, deaths: list[Exception]
+) -> Engine:
     def on_dead(error: Exception) -> None:
         deaths.append(error)
         process.exit_dead_soon()
@@ -167,6 +175,11 @@ def _print_table(
         ("memory", f"{human_bytes(total)} = weights + KV cache"),
         ("context", context),
         ("batch", f"{options.max_num_seqs} sequences, {options.max_num_batched_tokens} tokens per step"),
+        (
+            "scheduling",
+            f"{options.itl_target_ms} ms between tokens, prefix cache {options.prefix_cache}, "
+            f"KV over-commit {options.kv_over_commit:g}",
+        ),
     )
     for label, value in rows:
         print(f"  {label:<11} {value}", file=sys.stderr)
