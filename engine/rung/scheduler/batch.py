@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from rung.errors import RequestError
     from rung.request import Finished, Started
 
+# In the place of a token that a step in flight is still to choose.
+PENDING = -1
+
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U64 = npt.NDArray[np.uint64]
@@ -54,7 +57,8 @@ class StepPlan:
     rows         [R] i32    state row of each row, stable while the request is admitted
     request_ids  [R] i64
     query_start  [R+1] i32  row r computes token_ids[query_start[r]:query_start[r+1]]
-    token_ids    [T] i32
+    token_ids    [T] i32    -1 (PENDING): the id that the row in this state row chose last, which only the
+                            runner knows yet
     num_computed [R] i32    tokens already in KV = absolute position of the row's first query
     block_tables [R, B] i32 -1 past the end; covers num_computed + query length
     sample_rows  [S] i32    indices into R, ascending; the row's last query token is its last known one
@@ -118,6 +122,10 @@ class StepOutput:
     token_ids: I32
     logprobs: dict[int, LogprobRow]
     failed: dict[int, RequestError]
+
+    def wait(self) -> StepOutput:
+        """An output that is here: see `rung.runner.protocol.PendingOutput`."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
