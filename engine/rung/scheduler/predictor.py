@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # How much of what was learnt is left after each further step.
 MEMORY = 0.97
@@ -15,6 +15,13 @@ STEPS_PER_FIT = 8
 # A step that took longer than predicted makes the predictions longer by as much at once; they come
 # back by this part of the difference per step.
 RELAX = 0.15
+# Tokens from which on each further one may cost more than before: as long as a step is bound by
+# reading the weights, they are nearly free.
+KNEES = (64, 192)
+# Scales that make the model's columns of one order.
+PER_TOKEN, PER_WORK = 1 / 256, 1 / (1 << 20)
+# Halvings in the search for the longest chunk, whose last is shorter than a block of any size.
+MAX_CHUNK, HALVINGS = 1 << 16, 13
 MAX_SLOWDOWN = 16.0
 
 
@@ -37,10 +44,11 @@ class StepShape:
         """The factors of the model's coefficients, scaled to be of one order."""
         return (
             1.0,
-            self.num_tokens / 256,
+            self.num_tokens * PER_TOKEN,
+            *[max(0, self.num_tokens - knee) * PER_TOKEN for knee in KNEES],
             self.num_samples / 64,
             self.decode_context / 65_536,
-            self.prefill_work / 1_048_576,
+            self.prefill_work * PER_WORK,
         )
 
 
@@ -48,7 +56,7 @@ NUM_COEFFICIENTS = len(StepShape().columns())
 
 
 class StepTimePredictor:
-    """Seconds as a constant plus non-negative multiples of what a step holds.
+    """Seconds as a constant plus non-negative multiples of what a step holds, convex in its tokens.
 
     Least squares with exponential forgetting over the observed steps, kept non-negative by
     coordinate descent, drawn towards the last coefficients where the data say nothing. A machine
@@ -91,18 +99,24 @@ class StepTimePredictor:
 
     def most_tokens(self, base: StepShape, context: int, limit_s: float) -> int:
         """Tokens of a prompt, from position `context` on, that fit beside `base` into `limit_s`."""
-        left_s = limit_s - self.predict(base)
-        if left_s <= 0:
-            return 0
-        one = StepShape(num_tokens=1, prefill_work=context)
-        square = StepShape(prefill_work=1)
-        constant_s = self._fit(StepShape())
-        per_token_s = self._slowdown * (self._fit(one) - constant_s)
-        per_square_s = self._slowdown * (self._fit(square) - constant_s) / 2
-        if per_square_s <= 0:
-            return int(left_s / per_token_s) if per_token_s > 0 else 1 << 30
-        root = (per_token_s**2 + 4 * per_square_s * left_s) ** 0.5
-        return int((root - per_token_s) / (2 * per_square_s))
+        # `predict` of base and a chunk, with what does not depend on the chunk taken out of the search.
+        constant = self._fit(replace(base, num_tokens=0))
+        per_token, *per_token_beyond = self._coefficients[1 : 2 + len(KNEES)]
+        per_work = self._coefficients[-1] * PER_WORK
+        limit = limit_s / self._slowdown - constant
+        low, high = 0, MAX_CHUNK
+        for _ in range(HALVINGS):
+            chunk = (low + high) // 2
+            tokens = base.num_tokens + chunk
+            seconds = per_token * tokens * PER_TOKEN + per_work * chunk * (context + chunk / 2)
+            for coefficient, knee in zip(per_token_beyond, KNEES, strict=True):
+                if tokens > knee:
+                    seconds += coefficient * (tokens - knee) * PER_TOKEN
+            if seconds <= limit:
+                low = chunk
+            else:
+                high = chunk
+        return low
 
     def _fit(self, shape: StepShape) -> float:
         return sum(c * x for c, x in zip(self._coefficients, shape.columns(), strict=True))
