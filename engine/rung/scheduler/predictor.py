@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 # How much of what was learnt is left after each further step.
 MEMORY = 0.97
 # Weight of what was known before as against one observed step.
@@ -64,10 +66,9 @@ class StepTimePredictor:
     """
 
     def __init__(self) -> None:
-        n = NUM_COEFFICIENTS
-        self._gram = [[0.0] * n for _ in range(n)]
-        self._moment = [0.0] * n
-        self._coefficients = [0.0] * n
+        self._gram = np.zeros((NUM_COEFFICIENTS, NUM_COEFFICIENTS))
+        self._moment = np.zeros(NUM_COEFFICIENTS)
+        self._coefficients = [0.0] * NUM_COEFFICIENTS
         self._slowdown = 1.0
         self.num_observed = 0
 
@@ -81,14 +82,12 @@ class StepTimePredictor:
                 self._slowdown = ratio
             else:
                 self._slowdown += RELAX * (max(ratio, 1.0) - self._slowdown)
-        columns = shape.columns()
         # Relative errors count: a long step must not outweigh ten short ones.
-        weight = 1.0 / elapsed_s**2
-        for row, left in zip(self._gram, columns, strict=True):
-            for index, right in enumerate(columns):
-                row[index] = MEMORY * row[index] + weight * left * right
-        for index, left in enumerate(columns):
-            self._moment[index] = MEMORY * self._moment[index] + weight * left * elapsed_s
+        columns = np.array(shape.columns()) / elapsed_s
+        self._gram *= MEMORY
+        self._gram += columns[:, None] * columns
+        self._moment *= MEMORY
+        self._moment += columns
         self.num_observed += 1
         if self.num_observed <= NUM_FIRST_STEPS or self.num_observed % STEPS_PER_FIT == 0:
             self._solve()
@@ -122,7 +121,7 @@ class StepTimePredictor:
         return sum(c * x for c, x in zip(self._coefficients, shape.columns(), strict=True))
 
     def _solve(self) -> None:
-        gram, moment, coefficients = self._gram, self._moment, self._coefficients
+        gram, moment, coefficients = self._gram.tolist(), self._moment.tolist(), self._coefficients
         before = list(coefficients)
         for _ in range(SWEEPS):
             for index, row in enumerate(gram):
