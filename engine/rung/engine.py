@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # A second failing step in a row means that the device, not a request, is broken.
 MAX_CONSECUTIVE_FAILURES = 2
+# Turns in a row without a step while requests are there: a bug that must not pass for a quiet engine.
+MAX_EMPTY_TURNS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ class Engine:
         self._stats = scheduler.stats()
         self._last_commit_ns = 0
         self._num_failures = 0
+        self._num_empty_turns = 0
         self._launched: deque[_LaunchedStep] = deque()
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -181,7 +184,7 @@ class Engine:
             while self._receive():
                 self._turn()
         except Exception as error:
-            logger.critical("the engine is dead", exc_info=True)
+            logger.critical("the engine is dead\n%s", self._scheduler.describe(), exc_info=True)
             self._close(RequestError(ErrorCode.INTERNAL, "The engine has failed and is not coming back."))
             self._on_dead(error)
         else:
@@ -229,7 +232,11 @@ class Engine:
                 self._land()
             else:
                 self._publish(scheduler.take_events(), StepTiming(self._loop_seq, 0, 0, 0, 0, 0))
+                self._num_empty_turns += 1
+                if scheduler.has_work and self._num_empty_turns >= MAX_EMPTY_TURNS:
+                    raise RuntimeError(f"no step in {MAX_EMPTY_TURNS} turns while requests are there")
             return
+        self._num_empty_turns = 0
         predicted_ms = round(scheduler.predicted_s(plan) * 1e3)
         launch_ns = time.monotonic_ns()
         step = _LaunchedStep(plan, predicted_ms, launch_ns, launch_ns - start_ns)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rung.request import FinishReason, Request, SamplingParams, StoppingParams
-from rung.scheduler.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.policies import PolicyConfig
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,10 @@ def drive(
     max_num_seqs: int = 64,
     num_blocks: int | None = None,
 ) -> Run:
-    """Run all requests to their end; `num_blocks` hides some of the runner's blocks."""
+    """Run all requests to their end; `num_blocks` hides some of the runner's blocks.
+
+    What begins to fit is let in, so that with few blocks rows have to be preempted.
+    """
     info = runner.info
     scheduler = Scheduler(
         SchedulerConfig(
@@ -73,6 +77,7 @@ def drive(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max(len(requests), 1),
             max_model_len=info.num_blocks * info.block_size,
+            policies=PolicyConfig(admission="first-chunk"),
         )
     )
     answers = {request.request_id: Answer() for request in requests}

@@ -7,6 +7,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from rung.engine import Engine, Heartbeat, StepTiming
@@ -292,6 +293,17 @@ def test_second_failure_in_a_row_kills_the_engine_and_ends_every_request():
     harness.engine.submit([make_request(4), make_request(5)])
     assert harness.rejected[-1][0] == [4, 5]
     assert harness.rejected[-1][1].code is ErrorCode.INTERNAL
+
+
+def test_engine_that_makes_no_progress_dies_and_says_what_waits(monkeypatch, caplog):
+    harness = Harness(make_scheduler())
+    monkeypatch.setattr(harness.scheduler._planner, "plan", lambda _: (np.empty(0, np.int32),) * 2)
+    harness.engine.submit([make_request(7, 9)])
+    harness.thread.start()
+    harness.join()
+    assert "no step in 100 turns" in str(harness.deaths[0])
+    assert reasons(harness) == {7: FinishReason.ERROR}
+    assert "waiting 7: 9 tokens" in caplog.text
 
 
 def test_wrong_number_of_tokens_from_the_runner_is_a_failed_step(caplog):

@@ -653,6 +653,17 @@ def test_plans_take_turns():
         scheduler.commit(plan, output(plan), 1.0)
 
 
+def test_description_tells_what_runs_and_what_waits():
+    scheduler = make_scheduler(max_num_seqs=1)
+    scheduler.add(make_request(4, 6), make_request(5, 3, priority=-1))
+    scheduler.schedule()
+    assert scheduler.describe().splitlines() == [
+        "1 running, 1 waiting, 2 of 32 blocks in use, plans in flight: [1]",
+        "  running 4: 6 of 6 tokens computed, at most 10, 2 blocks",
+        "  waiting 5: 3 tokens, priority -1, for 0.0 s",
+    ]
+
+
 def test_integrity_check_sees_a_leaked_block():
     scheduler = make_scheduler()
     scheduler._rows.kv.allocate(1)

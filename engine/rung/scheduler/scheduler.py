@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from rung.scheduler.predictor import StepShape, StepTimePredictor
 from rung.scheduler.rows import RunningRows
 from rung.scheduler.starts import StartFinder
 from rung.scheduler.waiting import WaitingQueue
+
+# Requests of each kind in a description.
+NUM_DESCRIBED = 16
 
 
 class Scheduler:
@@ -201,6 +205,26 @@ class Scheduler:
             recomputed_tokens_total=self._planner.recomputed_tokens_total,
             cached_tokens_total=self._planner.cached_tokens_total,
         )
+
+    def describe(self) -> str:
+        """Its state for people, in some lines: what is in flight, what runs and what waits."""
+        stats, table = self.stats(), self._table
+        lines = [
+            f"{stats.num_running} running, {stats.num_waiting} waiting, {stats.num_blocks_used} of "
+            f"{stats.num_blocks_total} blocks in use, plans in flight: "
+            f"{[plan.step_id for plan in self._in_flight]}"
+        ]
+        for row in self._rows.order[:NUM_DESCRIBED].tolist():
+            lines.append(
+                f"  running {table.request_id[row]}: {table.num_computed[row]} of {table.num_tokens[row]} "
+                f"tokens computed, at most {table.max_total[row]}, {table.num_blocks[row]} blocks"
+            )
+        for request in islice(self._waiting, NUM_DESCRIBED):
+            lines.append(
+                f"  waiting {request.request_id}: {len(request.token_ids)} tokens, priority "
+                f"{request.priority}, for {self._clock_s - request.queued_at_s:.1f} s"
+            )
+        return "\n".join(lines)
 
     def check_integrity(self) -> None:
         """Raise `IntegrityError` when blocks, rows and requests contradict each other."""
