@@ -139,6 +139,34 @@ def test_blocks_of_a_row_that_failed_are_not_found():
     assert run_one(scheduler, runner, request) == (alone(request), 0)
 
 
+def test_block_that_is_gone_from_the_middle_ends_the_hit():
+    # Found by the state machine: the last block of the chain alone was looked at.
+    scheduler = make_scheduler()
+    runner = make_runner(scheduler)
+    first, second = make_request(1, PROMPT), make_request(2, PROMPT)
+    run_one(scheduler, runner, first)
+    scheduler.add(second)
+    scheduler._rows.prefixes.look_up(second)
+    prefixes = scheduler._rows.kv.prefixes
+    (block,) = prefixes.find(second.block_names[1:2])
+    scheduler._rows.kv.share([block])
+    prefixes.forget(block)
+    answers = run_all_but(scheduler, runner, block)
+    assert (answers.tokens[2], second.num_cached) == (alone(second), 4)
+
+
+def run_all_but(scheduler, runner, block):
+    """Run to the end beside somebody who holds a block."""
+    answers = Answers()
+    while scheduler.has_work:
+        plan = scheduler.schedule()
+        runner.forward(plan)
+        answers.take(scheduler.commit(plan, runner.sample(plan), 1.0))
+    scheduler._rows.kv.release([block], 0)
+    scheduler.check_integrity()
+    return answers
+
+
 def test_step_that_raised_leaves_nothing_to_be_found():
     scheduler = make_scheduler(max_num_batched_tokens=8)
     runner = make_runner(scheduler)

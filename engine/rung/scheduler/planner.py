@@ -76,6 +76,8 @@ class Planner:
         self._starts = starts
         self._policies = policies
         self._now_s = 0.0
+        # The chunk policy is asked once per step, however often rows are preempted for it.
+        self._limit: int | None = None
         self.preemptions_total = 0
         self.recomputed_tokens_total = 0
         self.cached_tokens_total = 0
@@ -83,6 +85,7 @@ class Planner:
     def plan(self, now_s: float) -> tuple[I32, I32]:
         """Rows [R] and how many tokens each computes [R]; they have the blocks for them."""
         self._now_s = now_s
+        self._limit = None
         kv, may_start = self._rows.kv, True
         while True:
             step = self._spend()
@@ -130,7 +133,9 @@ class Planner:
             num_samples=len(step.decodes),
             decode_context=int(table.num_computed[step.decodes].sum()),
         )
-        step.left = step.left_long = self._policies.chunks.limit(decodes, position, room)
+        if self._limit is None:
+            self._limit = self._policies.chunks.limit(decodes, position, room)
+        step.left = step.left_long = min(self._limit, room)
         self._spend_on_prompts(step, prompts)
         return step
 
