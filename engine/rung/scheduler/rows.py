@@ -123,8 +123,18 @@ class RunningRows:
 
     def grow(self, rows: I32, missing: I32) -> None:
         """Give each row as many blocks as it is missing."""
-        for index in np.flatnonzero(missing).tolist():
-            self.table.add_blocks(rows[index], self.kv.allocate(int(missing[index])))
+        growing = np.flatnonzero(missing)
+        if not len(growing):
+            return
+        rows, missing = rows[growing], missing[growing]
+        blocks = self.kv.allocate(int(missing.sum()))
+        if len(blocks) == len(rows):
+            self.table.add_block_each(rows, blocks)
+            return
+        start = 0
+        for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
+            self.table.add_blocks(row, blocks[start : start + count])
+            start += count
 
     def store(self, rows: I32, num_stored: I32) -> None:
         """A step has stored the KV of these rows up to `num_stored` tokens: name the blocks that are full."""

@@ -121,6 +121,12 @@ class StateTable:
         self.block_tables[row, held : held + len(blocks)] = blocks
         self.num_blocks[row] = held + len(blocks)
 
+    def add_block_each(self, rows: I32, blocks: Sequence[int]) -> None:
+        """Append one block to each row's block table."""
+        held = self.num_blocks[rows]
+        self.block_tables[rows, held] = blocks
+        self.num_blocks[rows] = held + 1
+
     def blocks(self, row: int) -> list[int]:
         """The row's block table."""
         held: list[int] = self.block_tables[row, : self.num_blocks[row]].tolist()
