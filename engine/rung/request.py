@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rung.errors import RequestError
+    from rung.sampling.rules import TokenRules
 
 
 class FinishReason(Enum):
@@ -31,6 +32,9 @@ class SamplingParams:
     top_p:       1.0 keeps all ids.
     seed:        u64; with `sample_index` and the position it fixes every random number.
     top_logprobs: None: no logprobs; n >= 0: the chosen token's and n alternatives.
+    min_p:       ids less likely than this share of the likeliest are dropped; 0 keeps all.
+    typical_p:   1.0 keeps all ids.
+    rules:       on single ids; None: none that would change anything.
     """
 
     temperature: float = 1.0
@@ -39,6 +43,9 @@ class SamplingParams:
     seed: int = 0
     sample_index: int = 0
     top_logprobs: int | None = None
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    rules: TokenRules | None = None
 
 
 @dataclass(frozen=True, slots=True)

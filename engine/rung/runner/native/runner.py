@@ -1,13 +1,12 @@
 """The native CPU runner: packs the weights once, then a step is two calls into `rung_kernels`.
 
-It chooses greedy tokens in the kernels; rows that draw or ban tokens get theirs from
+It chooses greedy tokens in the kernels; rows that draw or have rules get theirs from
 `rung.sampling` on host logits.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,11 +21,9 @@ from rung.sampling.sampler import sample
 from rung.scheduler.batch import LogprobRow, StepOutput
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from rung.models.config import ModelConfig
     from rung.models.weights import WeightSource
-    from rung.scheduler.batch import SamplingColumns, StepPlan
+    from rung.scheduler.batch import StepPlan
 
 
 # The one layer whose input stays float beside int8 ones. Its errors enter the KV cache and, through
@@ -140,9 +137,7 @@ class NativeRunner:
     def sample(self, plan: StepPlan) -> StepOutput:
         """Choose one token for each of the plan's sampling rows."""
         sampling = plan.sampling
-        on_host = sampling.temperature > 0
-        for index, _ in sampling.banned_ids:
-            on_host[index] = True
+        on_host = (sampling.temperature > 0) | sampling.special_rows()
         token_ids, finite, chosen, tops, logits = self._model.sample(sampling.top_logprobs, on_host)
         failed = {int(index): _non_finite() for index in np.flatnonzero(~finite)}
         logprobs = {
@@ -152,7 +147,7 @@ class NativeRunner:
         }
         host_rows = np.flatnonzero(on_host)
         if len(host_rows):
-            sampled = sample(logits, _take_rows(sampling, host_rows))
+            sampled = sample(logits, sampling.take(host_rows))
             token_ids[host_rows] = sampled.token_ids
             logprobs |= {int(host_rows[index]): row for index, row in sampled.logprobs.items()}
             failed |= {int(host_rows[index]): error for index, error in sampled.failed.items()}
@@ -191,22 +186,6 @@ def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
 def kv_bytes_per_block(config: ModelConfig, kv_dtype: str) -> int:
     """Bytes of one block over all layers, keys and values, without making a runner."""
     return rung_kernels.kv_bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
-
-
-def _take_rows(columns: SamplingColumns, rows: npt.NDArray[np.int64]) -> SamplingColumns:
-    """The columns of some sampling rows, renumbered."""
-    place = {int(row): index for index, row in enumerate(rows)}
-    return replace(
-        columns,
-        temperature=columns.temperature[rows],
-        top_k=columns.top_k[rows],
-        top_p=columns.top_p[rows],
-        seed=columns.seed[rows],
-        sample_index=columns.sample_index[rows],
-        position=columns.position[rows],
-        top_logprobs=columns.top_logprobs[rows],
-        banned_ids=tuple((place[row], ids) for row, ids in columns.banned_ids),
-    )
 
 
 def _non_finite() -> RequestError:
