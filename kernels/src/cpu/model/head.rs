@@ -17,6 +17,9 @@ use crate::cpu::simd::{LANES, Simd};
 /// Rows whose logits exist at once, so that many rows of a large vocabulary take little memory.
 const TILE_ROWS: usize = 64;
 
+/// Logits that are looked at together when a row is scored.
+const SCORE_TILE: usize = 256;
+
 /// What a sampling row needs of its logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wanted {
@@ -169,52 +172,81 @@ impl Kernel for ScoreRow<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Scores {
-        let (chunks, rest) = self.logits.as_chunks::<LANES>();
-        let mut max = s.splat(f32::NEG_INFINITY);
-        // Zero times a number is zero only if the number is finite.
-        let mut finite = s.zero();
-        for chunk in chunks {
-            let chunk = s.load(chunk);
-            max = s.max(max, chunk);
-            finite = s.fma(chunk, s.zero(), finite);
+        let mut maxima = Vec::with_capacity(self.logits.len().div_ceil(SCORE_TILE));
+        let mut is_finite = true;
+        for tile in self.logits.chunks(SCORE_TILE) {
+            let (max, tile_is_finite) = tile_max(s, tile);
+            maxima.push(max);
+            is_finite &= tile_is_finite;
         }
-        let mut best_logit = s.reduce_max(max);
-        for &logit in rest {
-            best_logit = if logit > best_logit { logit } else { best_logit };
-        }
-        let is_finite = s.reduce_add(finite) == 0.0 && rest.iter().all(|logit| logit.is_finite());
         if !is_finite {
             return Scores::default();
         }
-        let logsumexp = if let Wanted::Top(_) = self.wanted {
-            let shift = s.splat(best_logit);
-            let mut sum = s.zero();
-            for chunk in chunks {
-                sum = s.add(sum, math::exp(s, s.sub(s.load(chunk), shift)));
-            }
-            let mut tail = [f32::NEG_INFINITY; LANES];
-            tail[..rest.len()].copy_from_slice(rest);
-            sum = s.add(sum, math::exp(s, s.sub(s.load(&tail), shift)));
-            best_logit + s.reduce_add(sum).ln()
-        } else {
-            0.0
+        let top_of = |count| top(self.logits, &maxima, count);
+        let Some(&(best_id, best_logit)) = top_of(1).first() else {
+            return Scores::default();
         };
-        let top = if let Wanted::Top(count) = self.wanted { top(self.logits, count) } else { Vec::new() };
-        let best_id = (0..).zip(self.logits).find(|&(_, &logit)| logit >= best_logit).map_or(0, |(id, _)| id);
+        let (logsumexp, top) = match self.wanted {
+            Wanted::Top(count) => (logsumexp(s, self.logits, best_logit), top_of(count)),
+            Wanted::Best | Wanted::All => (0.0, Vec::new()),
+        };
         Scores { is_finite, best_id, best_logit, logsumexp, top }
     }
 }
 
-/// The `count` largest with their places, the largest first, ties to the lower place.
-fn top(logits: &[f32], count: usize) -> Vec<(i32, f32)> {
+/// The largest logit of a tile and whether all are finite.
+#[inline(always)]
+fn tile_max<S: Simd>(s: S, tile: &[f32]) -> (f32, bool) {
+    let (chunks, rest) = tile.as_chunks::<LANES>();
+    let mut max = s.splat(f32::NEG_INFINITY);
+    // Zero times a number is zero only if the number is finite.
+    let mut zeros = s.zero();
+    for chunk in chunks {
+        let chunk = s.load(chunk);
+        max = s.max(max, chunk);
+        zeros = s.fma(chunk, s.zero(), zeros);
+    }
+    let mut max = s.reduce_max(max);
+    let mut is_finite = s.reduce_add(zeros) == 0.0;
+    for &logit in rest {
+        max = if logit > max { logit } else { max };
+        is_finite &= logit.is_finite();
+    }
+    (max, is_finite)
+}
+
+/// ln of the sum of exp(logit), in 16 lanes and one fixed tree, `max` being the largest logit.
+#[inline(always)]
+fn logsumexp<S: Simd>(s: S, logits: &[f32], max: f32) -> f32 {
+    let (chunks, rest) = logits.as_chunks::<LANES>();
+    let shift = s.splat(max);
+    let mut sum = s.zero();
+    for chunk in chunks {
+        sum = s.add(sum, math::exp_nonpositive(s, s.sub(s.load(chunk), shift)));
+    }
+    let mut tail = [f32::NEG_INFINITY; LANES];
+    tail[..rest.len()].copy_from_slice(rest);
+    sum = s.add(sum, math::exp_nonpositive(s, s.sub(s.load(&tail), shift)));
+    max + s.reduce_add(sum).ln()
+}
+
+/// The `count` largest with their places, the largest first, ties to the lower place. `maxima` are
+/// the largest of each tile.
+fn top(logits: &[f32], maxima: &[f32], count: usize) -> Vec<(i32, f32)> {
     let mut top: Vec<(i32, f32)> = Vec::with_capacity(count + 1);
-    for (id, &logit) in (0..).zip(logits) {
-        if top.len() == count && top.last().is_none_or(|last| logit <= last.1) {
+    let is_out =
+        |top: &[(i32, f32)], logit: f32| top.len() == count && top.last().is_none_or(|last| logit <= last.1);
+    for ((tile, &max), first) in logits.chunks(SCORE_TILE).zip(maxima).zip((0..).step_by(SCORE_TILE)) {
+        if is_out(&top, max) {
             continue;
         }
-        let place = top.partition_point(|other| other.1 >= logit);
-        top.insert(place, (id, logit));
-        top.truncate(count);
+        for (id, &logit) in (first..).zip(tile) {
+            if !is_out(&top, logit) {
+                let place = top.partition_point(|other| other.1 >= logit);
+                top.insert(place, (id, logit));
+                top.truncate(count);
+            }
+        }
     }
     top
 }
@@ -231,7 +263,7 @@ mod tests {
 
     #[test]
     fn scores_follow_the_definition_on_every_instruction_set() {
-        for len in [1, 16, 50, 1000] {
+        for len in [1, 16, 50, 256, 1000] {
             let logits: Vec<f32> = (0..len).map(|i| ((i * 7919) % 101) as f32 * 0.25 - 9.0).collect();
             let mut order: Vec<usize> = (0..len).collect();
             order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
