@@ -30,6 +30,7 @@ pub fn exp_nonpositive<S: Simd>(s: S, x: S::F32) -> S::F32 {
 }
 
 /// e^x between the bounds: x = n ln(2) + r, ln(2) in two parts so that r is exact; then 2^n * p(r).
+#[expect(clippy::many_single_char_names, reason = "the formula's own names")]
 #[inline(always)]
 fn exp_bounded<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));

@@ -1,7 +1,6 @@
 """The native CPU runner: packs the weights once, then a step is two calls into `rung_kernels`.
 
-It chooses greedy tokens in the kernels; rows that draw or ban tokens get theirs from
-`rung.sampling` on host logits.
+It chooses tokens in the kernels; rows with banned ids get theirs from `rung.sampling` on host logits.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from rung.models.registry import find_architecture
 from rung.runner.native.fuse import fuse
 from rung.runner.native.recorder import Recorder
 from rung.runner.protocol import RunnerInfo
+from rung.sampling.random import uniform
 from rung.sampling.sampler import sample
 from rung.scheduler.batch import LogprobRow, StepOutput
 
@@ -140,10 +140,17 @@ class NativeRunner:
     def sample(self, plan: StepPlan) -> StepOutput:
         """Choose one token for each of the plan's sampling rows."""
         sampling = plan.sampling
-        on_host = sampling.temperature > 0
+        on_host = np.zeros(len(plan.sample_rows), dtype=np.bool_)
         for index, _ in sampling.banned_ids:
             on_host[index] = True
-        token_ids, finite, chosen, tops, logits = self._model.sample(sampling.top_logprobs, on_host)
+        token_ids, finite, chosen, tops, logits = self._model.sample(
+            num_top=sampling.top_logprobs,
+            on_host=on_host,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            number=_random_numbers(sampling),
+        )
         failed = {int(index): _non_finite() for index in np.flatnonzero(~finite)}
         logprobs = {
             index: LogprobRow(float(chosen[index]), top_ids, top_logprobs)
@@ -191,6 +198,15 @@ def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
 def kv_bytes_per_block(config: ModelConfig, kv_dtype: str) -> int:
     """Bytes of one block over all layers, keys and values, without making a runner."""
     return rung_kernels.kv_bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
+
+
+def _random_numbers(sampling: SamplingColumns) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row that draws: [S]."""
+    numbers = np.zeros(len(sampling.seed))
+    drawn = np.flatnonzero(sampling.temperature > 0)
+    if len(drawn):
+        numbers[drawn] = uniform(sampling.seed[drawn], sampling.sample_index[drawn], sampling.position[drawn])
+    return numbers
 
 
 def _take_rows(columns: SamplingColumns, rows: npt.NDArray[np.int64]) -> SamplingColumns:
