@@ -16,7 +16,7 @@ PORT ?= 8000
 MODEL ?= smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test setup setup-test setup-lint build check-tools unit lint fmt proto goldens bench bench-cpu size wheels check-packages clean
+.PHONY: help serve test setup setup-test setup-lint build check-tools lint fmt proto goldens bench bench-cpu size wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18

@@ -53,13 +53,14 @@ def main() -> None:
 
     limits = measure()
     print_limits(limits)
-    metadata = open_model(resolve(arguments.model, cache_dir())).metadata
-    # The reference runner reads every weight once a step, as float32; tied heads are read as well.
-    weight_bytes = 4 * metadata.num_parameters
+    model = open_model(resolve(arguments.model, cache_dir()))
+    # A step reads every weight once, tied heads too: as stored, or as float32 on the reference runner.
+    is_native = "native" in arguments.serve_options
+    weight_bytes = model.weights.total_bytes if is_native else 4 * model.metadata.num_parameters
     roof = limits.read_gb_s * 1e9 / weight_bytes
     print(
-        f"model          {metadata.name}, {metadata.num_parameters / 1e6:.1f} M weights as float32 = "
-        f"{weight_bytes / 1e6:.0f} MB: at most {roof:.1f} decode steps/s by memory read"
+        f"model          {model.metadata.name}, {weight_bytes / 1e6:.0f} MB of weights as "
+        f"{'stored' if is_native else 'float32'}: at most {roof:.1f} decode steps/s by memory read"
     )
     start = time.perf_counter()
     with serving(arguments.model, *arguments.serve_options) as server:

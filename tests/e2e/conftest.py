@@ -19,8 +19,15 @@ def model() -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[Server]:
-    """The real model on the reference runner, with defaults."""
+    """The real model with every default: the reference runner."""
     with serving(model) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def native_server(model: str) -> Iterator[Server]:
+    """The native runner with its defaults: int8 activations, bf16 keys and values."""
+    with serving(model, "--runner", "native") as running:
         yield running
 
 

@@ -67,7 +67,8 @@ def test_exact_on_the_fake_runner(fake_server: Server) -> None:
     poll_until(lambda: fake_server.metric("rung_engine_kv_blocks_used") == 0, "all KV blocks are free again")
 
 
-def test_up_to_near_ties_on_the_reference_runner(server: Server) -> None:
+def make_text_requests() -> list[dict[str, Any]]:
+    """Prompts of several lengths, greedy, with logprobs."""
     starts = [
         "The sea is",
         "def add(a, b):",
@@ -76,7 +77,7 @@ def test_up_to_near_ties_on_the_reference_runner(server: Server) -> None:
         "La capitale de",
         "Roses are red,",
     ]
-    requests = [
+    return [
         {
             "prompt": f"{starts[index % len(starts)]} {'and so ' * (index % 7)}{index}",
             "max_tokens": 3 + index % 6,
@@ -86,7 +87,19 @@ def test_up_to_near_ties_on_the_reference_runner(server: Server) -> None:
         }
         for index in range(NUM_STREAMS)
     ]
-    alone, together = run_alone_and_together(server, requests)
+
+
+def test_bitwise_on_the_native_runner(native_server: Server) -> None:
+    requests = make_text_requests()
+    for index, request in enumerate(requests[::2]):
+        request.update(temperature=0.9, seed=index)
+    alone, together = run_alone_and_together(native_server, requests)
+    # Texts, ids, reasons and every digit of every logprob.
+    assert together == alone
+
+
+def test_up_to_near_ties_on_the_reference_runner(server: Server) -> None:
+    alone, together = run_alone_and_together(server, make_text_requests())
     for one, other in zip(alone, together, strict=True):
         for step, (a, b) in enumerate(zip(one["token_ids"], other["token_ids"], strict=False)):
             if a != b:

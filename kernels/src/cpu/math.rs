@@ -29,19 +29,19 @@ pub fn exp_nonpositive<S: Simd>(s: S, x: S::F32) -> S::F32 {
     exp_bounded(s, s.max(s.splat(EXP_LOW), x))
 }
 
-/// e^x between the bounds: x = n ln(2) + r, ln(2) in two parts so that r is exact; then 2^n * p(r).
-#[expect(clippy::many_single_char_names, reason = "the formula's own names")]
+/// e^x between the bounds: x = n ln(2) + r, ln(2) in two parts so that r is exact; then 2^n times a
+/// polynomial of r.
 #[inline(always)]
 fn exp_bounded<S: Simd>(s: S, x: S::F32) -> S::F32 {
     let n = s.round(s.mul(x, s.splat(std::f32::consts::LOG2_E)));
     let r = s.fma(n, s.splat(-0.693_359_4), x);
     let r = s.fma(n, s.splat(2.121_944_4e-4), r);
-    let mut p = s.splat(EXP_COEFFICIENTS[0]);
+    let mut power = s.splat(EXP_COEFFICIENTS[0]);
     for &coefficient in &EXP_COEFFICIENTS[1..] {
-        p = s.fma(p, r, s.splat(coefficient));
+        power = s.fma(power, r, s.splat(coefficient));
     }
     let exponent = s.shl_i32::<23>(s.add_i32(s.to_i32(n), s.splat_i32(127)));
-    s.mul(p, s.bits_to_f32(exponent))
+    s.mul(power, s.bits_to_f32(exponent))
 }
 
 /// x / (1 + e^-x).
