@@ -59,7 +59,7 @@ class NativeRunner:
         poison_freed: bool = False,
     ) -> None:
         try:
-            self._model = rung_kernels.Model(
+            model = rung_kernels.Model(
                 num_layers=config.num_layers,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -76,9 +76,10 @@ class NativeRunner:
             )
         except ValueError as error:
             raise ConfigError(f"The native runner cannot be set up: {error}.") from error
+        self._open_model: rung_kernels.Model | None = model
         self._poison_freed = poison_freed
         start_s = time.monotonic()
-        int8_inputs = _load_weights(self._model, weights)
+        int8_inputs = _load_weights(model, weights)
         pack_s = time.monotonic() - start_s
         recorder = Recorder()
         find_architecture(config.architecture).decoder(recorder, config)
@@ -86,7 +87,7 @@ class NativeRunner:
             int8_inputs = set()
         program = fuse(recorder.ops, int8_inputs.__contains__)
         try:
-            self._model.load_program(
+            model.load_program(
                 [(op.kind, op.inputs, op.weights, op.outputs, op.layer, op.value) for op in program]
             )
         except ValueError as error:
@@ -174,7 +175,13 @@ class NativeRunner:
         return self._model.take_times()
 
     def close(self) -> None:
-        """Nothing to release: threads and memory go with the object."""
+        """Release threads and memory. Idempotent."""
+        self._open_model = None
+
+    @property
+    def _model(self) -> rung_kernels.Model:
+        assert self._open_model is not None, "the runner is closed"
+        return self._open_model
 
 
 def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
