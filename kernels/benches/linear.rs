@@ -135,7 +135,9 @@ fn main() {
                 }
                 let bytes = format.row_bytes(k).unwrap() * n;
                 let copies = if n == 96 { 1 } else { ((100 << 20) / bytes).max(1) };
-                let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 61) as u8).collect();
+                let data: Vec<u8> = (0..bytes)
+                    .map(|i| (if format.block_len() == 1 { 0x3c } else { i * 31 % 61 }) as u8)
+                    .collect();
                 let weights: Vec<_> =
                     (0..copies).map(|_| PackedLinear::pack(format, &data, n, k, &pool).unwrap()).collect();
                 let ctx = Context { pool: &pool, isa };
