@@ -41,6 +41,9 @@ MAX_UNREAD_REJECTIONS = 1024
 # How long a stopping engine waits for its sessions to take their last events, and for their streams.
 FLUSH_S = 0.2
 STOP_GRACE_S = 0.3
+# From the end of the sessions to that of their sockets. A gRPC client that writes (a window update, the
+# answer to a ping) when its socket is already closed drops what it has not read: the reason, a last token.
+LINGER_S = 0.5
 KEEPALIVE_MS = 10_000
 
 _CHANNEL_OPTIONS = (
@@ -141,10 +144,11 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             if task.done() and not task.cancelled():
                 await _finish(task, context)
 
-    def close(self, reason: str) -> None:
-        """Ends every session with UNAVAILABLE and this sentence; refuses new ones."""
+    def close(self, reason: str) -> bool:
+        """Ends every session with UNAVAILABLE and this sentence; refuses new ones. Whether there were any."""
         if not self._closing.done():
             self._closing.set_result(reason)
+        return bool(self._streams)
 
     def beat(self) -> None:
         """Makes every session write a Step, with or without news."""
@@ -255,7 +259,8 @@ class EngineServer:
         ticker = asyncio.ensure_future(_tick(service))
         self._bound.set_result(address)
         try:
-            service.close(await self._stop)
+            if service.close(await self._stop):
+                await asyncio.sleep(LINGER_S)
         finally:
             ticker.cancel()
             await server.stop(STOP_GRACE_S)

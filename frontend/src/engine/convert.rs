@@ -57,7 +57,10 @@ pub(super) fn submit(request: &GenerateRequest, facts: &ModelFacts) -> Result<pr
         prompt_ids: column_of(request.prompt_ids.iter().copied()),
         sampling: Some(sampling(&request.sampling)),
         stopping: Some(stopping(&request.stopping)),
-        logprobs: request.top_logprobs.map(|top_n| proto::LogprobRequest { top_n: Some(top_n) }),
+        logprobs: request
+            .top_logprobs
+            .map(|top_n| proto::LogprobRequest { top_n: Some(top_n), prompt_top_n: None }),
+        ..proto::Submit::default()
     })
 }
 
@@ -132,6 +135,7 @@ fn sampling(sampling: &Sampling) -> proto::Sampling {
         top_k: sampling.top_k,
         top_p: sampling.top_p,
         seed: sampling.seed,
+        ..proto::Sampling::default()
     }
 }
 
@@ -155,7 +159,7 @@ pub(super) fn engine_error(error: proto::EngineError) -> EngineError {
         Wire::InvalidArgument => EngineErrorCode::InvalidArgument,
         Wire::ContextLength => EngineErrorCode::ContextLength,
         Wire::Capacity => EngineErrorCode::Capacity,
-        Wire::Overloaded => EngineErrorCode::Overloaded,
+        Wire::Overloaded | Wire::Deadline => EngineErrorCode::Overloaded,
         Wire::Draining => EngineErrorCode::Draining,
         Wire::NonFinite => EngineErrorCode::NonFinite,
         Wire::Unspecified | Wire::Internal => EngineErrorCode::Internal,

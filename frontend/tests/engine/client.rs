@@ -130,8 +130,13 @@ async fn a_request_arrives_as_it_was_meant() {
     let submit = pair.engine.submit().await;
     assert_eq!(submit.handles, [0, 1]);
     assert_eq!(values(&submit.prompt_ids), [7, 0, VOCAB_SIZE - 1]);
-    let sampling =
-        proto::Sampling { temperature: Some(0.5), top_k: Some(3), top_p: Some(0.9), seed: Some(u64::MAX) };
+    let sampling = proto::Sampling {
+        temperature: Some(0.5),
+        top_k: Some(3),
+        top_p: Some(0.9),
+        seed: Some(u64::MAX),
+        ..proto::Sampling::default()
+    };
     assert_eq!(submit.sampling, Some(sampling));
     let stopping = proto::Stopping {
         max_tokens: Some(9),
@@ -140,7 +145,7 @@ async fn a_request_arrives_as_it_was_meant() {
         ignore_eos: Some(true),
     };
     assert_eq!(submit.stopping, Some(stopping));
-    assert_eq!(submit.logprobs, Some(proto::LogprobRequest { top_n: Some(0) }));
+    assert_eq!(submit.logprobs, Some(proto::LogprobRequest { top_n: Some(0), prompt_top_n: None }));
 
     let _silent = pair.session.submit(&request(1)).unwrap();
     let submit = pair.engine.submit().await;

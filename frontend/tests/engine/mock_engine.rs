@@ -67,6 +67,7 @@ impl Default for Script {
                 max_samples: 8,
                 max_top_logprobs: 5,
                 max_stop_token_ids: 4,
+                ..proto::Limits::default()
             }),
             capabilities: vec![proto::Capability::Logprobs.into()],
             tokenizer_files,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rung/server/gen/generation.proto\x12\x0erung.engine.v1\"\xfb\x01\n\x06Submit\x12\x18\n\x07handles\x18\x01 \x03(\rR\x07handles\x12\x1d\n\nprompt_ids\x18\x02 \x01(\x0cR\tpromptIds\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.rung.engine.v1.SamplingR\x08sampling\x12\x34\n\x08stopping\x18\x04 \x01(\x0b\x32\x18.rung.engine.v1.StoppingR\x08stopping\x12?\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1e.rung.engine.v1.LogprobRequestH\x00R\x08logprobs\x88\x01\x01\x42\x0b\n\t_logprobs\"\xab\x01\n\x08Sampling\x12%\n\x0btemperature\x18\x01 \x01(\x02H\x00R\x0btemperature\x88\x01\x01\x12\x18\n\x05top_k\x18\x02 \x01(\rH\x01R\x04topK\x88\x01\x01\x12\x18\n\x05top_p\x18\x03 \x01(\x02H\x02R\x04topP\x88\x01\x01\x12\x17\n\x04seed\x18\x04 \x01(\x04H\x03R\x04seed\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seed\"\xc9\x01\n\x08Stopping\x12\"\n\nmax_tokens\x18\x01 \x01(\rH\x00R\tmaxTokens\x88\x01\x01\x12\"\n\nmin_tokens\x18\x02 \x01(\rH\x01R\tminTokens\x88\x01\x01\x12$\n\x0estop_token_ids\x18\x03 \x03(\rR\x0cstopTokenIds\x12\"\n\nignore_eos\x18\x04 \x01(\x08H\x02R\tignoreEos\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"4\n\x0eLogprobRequest\x12\x18\n\x05top_n\x18\x01 \x01(\rH\x00R\x04topN\x88\x01\x01\x42\x08\n\x06_top_nb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n rung/server/gen/generation.proto\x12\x0erung.engine.v1\"\x8d\x04\n\x06Submit\x12\x18\n\x07handles\x18\x01 \x03(\rR\x07handles\x12\x1d\n\nprompt_ids\x18\x02 \x01(\x0cR\tpromptIds\x12\x34\n\x08sampling\x18\x03 \x01(\x0b\x32\x18.rung.engine.v1.SamplingR\x08sampling\x12\x34\n\x08stopping\x18\x04 \x01(\x0b\x32\x18.rung.engine.v1.StoppingR\x08stopping\x12?\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1e.rung.engine.v1.LogprobRequestH\x00R\x08logprobs\x88\x01\x01\x12\x36\n\x07grammar\x18\x06 \x01(\x0b\x32\x17.rung.engine.v1.GrammarH\x01R\x07grammar\x88\x01\x01\x12\x1f\n\x08priority\x18\x07 \x01(\rH\x02R\x08priority\x88\x01\x01\x12$\n\x0b\x64\x65\x61\x64line_ms\x18\x08 \x01(\x04H\x03R\ndeadlineMs\x88\x01\x01\x12\"\n\ncache_salt\x18\t \x01(\x0cH\x04R\tcacheSalt\x88\x01\x01\x12%\n\x0btraceparent\x18\n \x01(\tH\x05R\x0btraceparent\x88\x01\x01\x42\x0b\n\t_logprobsB\n\n\x08_grammarB\x0b\n\t_priorityB\x0e\n\x0c_deadline_msB\r\n\x0b_cache_saltB\x0e\n\x0c_traceparent\"\xac\x05\n\x08Sampling\x12%\n\x0btemperature\x18\x01 \x01(\x02H\x00R\x0btemperature\x88\x01\x01\x12\x18\n\x05top_k\x18\x02 \x01(\rH\x01R\x04topK\x88\x01\x01\x12\x18\n\x05top_p\x18\x03 \x01(\x02H\x02R\x04topP\x88\x01\x01\x12\x17\n\x04seed\x18\x04 \x01(\x04H\x03R\x04seed\x88\x01\x01\x12\x18\n\x05min_p\x18\x05 \x01(\x02H\x04R\x04minP\x88\x01\x01\x12 \n\ttypical_p\x18\x06 \x01(\x02H\x05R\x08typicalP\x88\x01\x01\x12\x32\n\x12repetition_penalty\x18\x07 \x01(\x02H\x06R\x11repetitionPenalty\x88\x01\x01\x12\x30\n\x11\x66requency_penalty\x18\x08 \x01(\x02H\x07R\x10\x66requencyPenalty\x88\x01\x01\x12.\n\x10presence_penalty\x18\t \x01(\x02H\x08R\x0fpresencePenalty\x88\x01\x01\x12$\n\x0elogit_bias_ids\x18\n \x01(\x0cR\x0clogitBiasIds\x12*\n\x11logit_bias_values\x18\x0b \x01(\x0cR\x0flogitBiasValues\x12/\n\x11\x61llowed_token_ids\x18\x0c \x01(\x0cH\tR\x0f\x61llowedTokenIds\x88\x01\x01\x12:\n\tbad_words\x18\r \x03(\x0b\x32\x1d.rung.engine.v1.TokenSequenceR\x08\x62\x61\x64WordsB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x07\n\x05_seedB\x08\n\x06_min_pB\x0c\n\n_typical_pB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_allowed_token_ids\",\n\rTokenSequence\x12\x1b\n\ttoken_ids\x18\x01 \x01(\x0cR\x08tokenIds\")\n\x07Grammar\x12\x1e\n\nllguidance\x18\x01 \x01(\tR\nllguidance\"\xc9\x01\n\x08Stopping\x12\"\n\nmax_tokens\x18\x01 \x01(\rH\x00R\tmaxTokens\x88\x01\x01\x12\"\n\nmin_tokens\x18\x02 \x01(\rH\x01R\tminTokens\x88\x01\x01\x12$\n\x0estop_token_ids\x18\x03 \x03(\rR\x0cstopTokenIds\x12\"\n\nignore_eos\x18\x04 \x01(\x08H\x02R\tignoreEos\x88\x01\x01\x42\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eos\"l\n\x0eLogprobRequest\x12\x18\n\x05top_n\x18\x01 \x01(\rH\x00R\x04topN\x88\x01\x01\x12%\n\x0cprompt_top_n\x18\x02 \x01(\rH\x01R\npromptTopN\x88\x01\x01\x42\x08\n\x06_top_nB\x0f\n\r_prompt_top_nb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,11 +32,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rung.server.gen.generation_
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SUBMIT']._serialized_start=53
-  _globals['_SUBMIT']._serialized_end=304
-  _globals['_SAMPLING']._serialized_start=307
-  _globals['_SAMPLING']._serialized_end=478
-  _globals['_STOPPING']._serialized_start=481
-  _globals['_STOPPING']._serialized_end=682
-  _globals['_LOGPROBREQUEST']._serialized_start=684
-  _globals['_LOGPROBREQUEST']._serialized_end=736
+  _globals['_SUBMIT']._serialized_end=578
+  _globals['_SAMPLING']._serialized_start=581
+  _globals['_SAMPLING']._serialized_end=1265
+  _globals['_TOKENSEQUENCE']._serialized_start=1267
+  _globals['_TOKENSEQUENCE']._serialized_end=1311
+  _globals['_GRAMMAR']._serialized_start=1313
+  _globals['_GRAMMAR']._serialized_end=1354
+  _globals['_STOPPING']._serialized_start=1357
+  _globals['_STOPPING']._serialized_end=1558
+  _globals['_LOGPROBREQUEST']._serialized_start=1560
+  _globals['_LOGPROBREQUEST']._serialized_end=1668
 # @@protoc_insertion_point(module_scope)

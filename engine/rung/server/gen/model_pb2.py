@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from rung.server.gen import generation_pb2 as rung_dot_server_dot_gen_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brung/server/gen/model.proto\x12\x0erung.engine.v1\x1a rung/server/gen/generation.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xbf\x02\n\x10\x44\x65scribeResponse\x12\x1a\n\x08protocol\x18\x01 \x01(\rR\x08protocol\x12%\n\x0e\x65ngine_version\x18\x02 \x01(\tR\rengineVersion\x12\x30\n\x05model\x18\x03 \x01(\x0b\x32\x1a.rung.engine.v1.ModelFactsR\x05model\x12.\n\x06limits\x18\x04 \x01(\x0b\x32\x16.rung.engine.v1.LimitsR\x06limits\x12>\n\x0c\x63\x61pabilities\x18\x05 \x03(\x0e\x32\x1a.rung.engine.v1.CapabilityR\x0c\x63\x61pabilities\x12\x46\n\x0ftokenizer_files\x18\x06 \x03(\x0b\x32\x1d.rung.engine.v1.TokenizerFileR\x0etokenizerFiles\"\x8c\x03\n\nModelFacts\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\"\n\x0c\x61rchitecture\x18\x02 \x01(\tR\x0c\x61rchitecture\x12#\n\rweight_format\x18\x03 \x01(\tR\x0cweightFormat\x12%\n\x0enum_parameters\x18\x04 \x01(\x04R\rnumParameters\x12\x1d\n\nvocab_size\x18\x05 \x01(\rR\tvocabSize\x12\"\n\rmax_model_len\x18\x06 \x01(\rR\x0bmaxModelLen\x12%\n\x0c\x62os_token_id\x18\x07 \x01(\rH\x00R\nbosTokenId\x88\x01\x01\x12\"\n\reos_token_ids\x18\x08 \x03(\rR\x0b\x65osTokenIds\x12\x43\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32\x18.rung.engine.v1.SamplingR\x0f\x64\x65\x66\x61ultSampling\x12\x16\n\x06runner\x18\n \x01(\tR\x06runnerB\x0f\n\r_bos_token_id\"\xed\x01\n\x06Limits\x12(\n\x10max_submit_bytes\x18\x01 \x01(\rR\x0emaxSubmitBytes\x12 \n\x0cmax_num_seqs\x18\x02 \x01(\rR\nmaxNumSeqs\x12\x1f\n\x0bmax_waiting\x18\x03 \x01(\rR\nmaxWaiting\x12\x1f\n\x0bmax_samples\x18\x04 \x01(\rR\nmaxSamples\x12(\n\x10max_top_logprobs\x18\x05 \x01(\rR\x0emaxTopLogprobs\x12+\n\x12max_stop_token_ids\x18\x06 \x01(\rR\x0fmaxStopTokenIds\"Z\n\rTokenizerFile\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n\nsize_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x16\n\x06sha256\x18\x03 \x01(\x0cR\x06sha256\"+\n\x15\x46\x65tchTokenizerRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\".\n\x16\x46\x65tchTokenizerResponse\x12\x14\n\x05\x63hunk\x18\x01 \x01(\x0cR\x05\x63hunk*a\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_LOGPROBS\x10\x01\x12\x1e\n\x1a\x43\x41PABILITY_BATCH_INVARIANT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1brung/server/gen/model.proto\x12\x0erung.engine.v1\x1a rung/server/gen/generation.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xbf\x02\n\x10\x44\x65scribeResponse\x12\x1a\n\x08protocol\x18\x01 \x01(\rR\x08protocol\x12%\n\x0e\x65ngine_version\x18\x02 \x01(\tR\rengineVersion\x12\x30\n\x05model\x18\x03 \x01(\x0b\x32\x1a.rung.engine.v1.ModelFactsR\x05model\x12.\n\x06limits\x18\x04 \x01(\x0b\x32\x16.rung.engine.v1.LimitsR\x06limits\x12>\n\x0c\x63\x61pabilities\x18\x05 \x03(\x0e\x32\x1a.rung.engine.v1.CapabilityR\x0c\x63\x61pabilities\x12\x46\n\x0ftokenizer_files\x18\x06 \x03(\x0b\x32\x1d.rung.engine.v1.TokenizerFileR\x0etokenizerFiles\"\x8c\x03\n\nModelFacts\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\"\n\x0c\x61rchitecture\x18\x02 \x01(\tR\x0c\x61rchitecture\x12#\n\rweight_format\x18\x03 \x01(\tR\x0cweightFormat\x12%\n\x0enum_parameters\x18\x04 \x01(\x04R\rnumParameters\x12\x1d\n\nvocab_size\x18\x05 \x01(\rR\tvocabSize\x12\"\n\rmax_model_len\x18\x06 \x01(\rR\x0bmaxModelLen\x12%\n\x0c\x62os_token_id\x18\x07 \x01(\rH\x00R\nbosTokenId\x88\x01\x01\x12\"\n\reos_token_ids\x18\x08 \x03(\rR\x0b\x65osTokenIds\x12\x43\n\x10\x64\x65\x66\x61ult_sampling\x18\t \x01(\x0b\x32\x18.rung.engine.v1.SamplingR\x0f\x64\x65\x66\x61ultSampling\x12\x16\n\x06runner\x18\n \x01(\tR\x06runnerB\x0f\n\r_bos_token_id\"\xf6\x03\n\x06Limits\x12(\n\x10max_submit_bytes\x18\x01 \x01(\rR\x0emaxSubmitBytes\x12 \n\x0cmax_num_seqs\x18\x02 \x01(\rR\nmaxNumSeqs\x12\x1f\n\x0bmax_waiting\x18\x03 \x01(\rR\nmaxWaiting\x12\x1f\n\x0bmax_samples\x18\x04 \x01(\rR\nmaxSamples\x12(\n\x10max_top_logprobs\x18\x05 \x01(\rR\x0emaxTopLogprobs\x12+\n\x12max_stop_token_ids\x18\x06 \x01(\rR\x0fmaxStopTokenIds\x12$\n\x0emax_logit_bias\x18\x07 \x01(\rR\x0cmaxLogitBias\x12\x31\n\x15max_allowed_token_ids\x18\x08 \x01(\rR\x12maxAllowedTokenIds\x12\"\n\rmax_bad_words\x18\t \x01(\rR\x0bmaxBadWords\x12-\n\x13max_bad_word_tokens\x18\n \x01(\rR\x10maxBadWordTokens\x12*\n\x11max_grammar_bytes\x18\x0b \x01(\rR\x0fmaxGrammarBytes\x12/\n\x14max_cache_salt_bytes\x18\x0c \x01(\rR\x11maxCacheSaltBytes\"Z\n\rTokenizerFile\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n\nsize_bytes\x18\x02 \x01(\x04R\tsizeBytes\x12\x16\n\x06sha256\x18\x03 \x01(\x0cR\x06sha256\"+\n\x15\x46\x65tchTokenizerRequest\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\".\n\x16\x46\x65tchTokenizerResponse\x12\x14\n\x05\x63hunk\x18\x01 \x01(\x0cR\x05\x63hunk*\xee\x01\n\nCapability\x12\x1a\n\x16\x43\x41PABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x43\x41PABILITY_LOGPROBS\x10\x01\x12\x1e\n\x1a\x43\x41PABILITY_BATCH_INVARIANT\x10\x02\x12\x1d\n\x19\x43\x41PABILITY_SAMPLING_EXTRA\x10\x03\x12\x1e\n\x1a\x43\x41PABILITY_PROMPT_LOGPROBS\x10\x04\x12\x16\n\x12\x43\x41PABILITY_GRAMMAR\x10\x05\x12\x17\n\x13\x43\x41PABILITY_PRIORITY\x10\x06\x12\x1b\n\x17\x43\x41PABILITY_PREFIX_CACHE\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'rung.server.gen.model_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CAPABILITY']._serialized_start=1246
-  _globals['_CAPABILITY']._serialized_end=1343
+  _globals['_CAPABILITY']._serialized_start=1512
+  _globals['_CAPABILITY']._serialized_end=1750
   _globals['_DESCRIBEREQUEST']._serialized_start=81
   _globals['_DESCRIBEREQUEST']._serialized_end=98
   _globals['_DESCRIBERESPONSE']._serialized_start=101
@@ -41,11 +41,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELFACTS']._serialized_start=423
   _globals['_MODELFACTS']._serialized_end=819
   _globals['_LIMITS']._serialized_start=822
-  _globals['_LIMITS']._serialized_end=1059
-  _globals['_TOKENIZERFILE']._serialized_start=1061
-  _globals['_TOKENIZERFILE']._serialized_end=1151
-  _globals['_FETCHTOKENIZERREQUEST']._serialized_start=1153
-  _globals['_FETCHTOKENIZERREQUEST']._serialized_end=1196
-  _globals['_FETCHTOKENIZERRESPONSE']._serialized_start=1198
-  _globals['_FETCHTOKENIZERRESPONSE']._serialized_end=1244
+  _globals['_LIMITS']._serialized_end=1324
+  _globals['_TOKENIZERFILE']._serialized_start=1326
+  _globals['_TOKENIZERFILE']._serialized_end=1416
+  _globals['_FETCHTOKENIZERREQUEST']._serialized_start=1418
+  _globals['_FETCHTOKENIZERREQUEST']._serialized_end=1461
+  _globals['_FETCHTOKENIZERRESPONSE']._serialized_start=1463
+  _globals['_FETCHTOKENIZERRESPONSE']._serialized_end=1509
 # @@protoc_insertion_point(module_scope)

@@ -13,9 +13,19 @@ class Capability(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CAPABILITY_UNSPECIFIED: _ClassVar[Capability]
     CAPABILITY_LOGPROBS: _ClassVar[Capability]
     CAPABILITY_BATCH_INVARIANT: _ClassVar[Capability]
+    CAPABILITY_SAMPLING_EXTRA: _ClassVar[Capability]
+    CAPABILITY_PROMPT_LOGPROBS: _ClassVar[Capability]
+    CAPABILITY_GRAMMAR: _ClassVar[Capability]
+    CAPABILITY_PRIORITY: _ClassVar[Capability]
+    CAPABILITY_PREFIX_CACHE: _ClassVar[Capability]
 CAPABILITY_UNSPECIFIED: Capability
 CAPABILITY_LOGPROBS: Capability
 CAPABILITY_BATCH_INVARIANT: Capability
+CAPABILITY_SAMPLING_EXTRA: Capability
+CAPABILITY_PROMPT_LOGPROBS: Capability
+CAPABILITY_GRAMMAR: Capability
+CAPABILITY_PRIORITY: Capability
+CAPABILITY_PREFIX_CACHE: Capability
 
 class DescribeRequest(_message.Message):
     __slots__ = ()
@@ -62,20 +72,32 @@ class ModelFacts(_message.Message):
     def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., weight_format: _Optional[str] = ..., num_parameters: _Optional[int] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., bos_token_id: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., default_sampling: _Optional[_Union[_generation_pb2.Sampling, _Mapping]] = ..., runner: _Optional[str] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_submit_bytes", "max_num_seqs", "max_waiting", "max_samples", "max_top_logprobs", "max_stop_token_ids")
+    __slots__ = ("max_submit_bytes", "max_num_seqs", "max_waiting", "max_samples", "max_top_logprobs", "max_stop_token_ids", "max_logit_bias", "max_allowed_token_ids", "max_bad_words", "max_bad_word_tokens", "max_grammar_bytes", "max_cache_salt_bytes")
     MAX_SUBMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_NUM_SEQS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     MAX_TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     MAX_STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LOGIT_BIAS_FIELD_NUMBER: _ClassVar[int]
+    MAX_ALLOWED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
+    MAX_BAD_WORD_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRAMMAR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MAX_CACHE_SALT_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_submit_bytes: int
     max_num_seqs: int
     max_waiting: int
     max_samples: int
     max_top_logprobs: int
     max_stop_token_ids: int
-    def __init__(self, max_submit_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_samples: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ...) -> None: ...
+    max_logit_bias: int
+    max_allowed_token_ids: int
+    max_bad_words: int
+    max_bad_word_tokens: int
+    max_grammar_bytes: int
+    max_cache_salt_bytes: int
+    def __init__(self, max_submit_bytes: _Optional[int] = ..., max_num_seqs: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_samples: _Optional[int] = ..., max_top_logprobs: _Optional[int] = ..., max_stop_token_ids: _Optional[int] = ..., max_logit_bias: _Optional[int] = ..., max_allowed_token_ids: _Optional[int] = ..., max_bad_words: _Optional[int] = ..., max_bad_word_tokens: _Optional[int] = ..., max_grammar_bytes: _Optional[int] = ..., max_cache_salt_bytes: _Optional[int] = ...) -> None: ...
 
 class TokenizerFile(_message.Message):
     __slots__ = ("name", "size_bytes", "sha256")

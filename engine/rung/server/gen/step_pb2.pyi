@@ -25,6 +25,7 @@ class EngineErrorCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ENGINE_ERROR_CODE_DRAINING: _ClassVar[EngineErrorCode]
     ENGINE_ERROR_CODE_NON_FINITE: _ClassVar[EngineErrorCode]
     ENGINE_ERROR_CODE_INTERNAL: _ClassVar[EngineErrorCode]
+    ENGINE_ERROR_CODE_DEADLINE: _ClassVar[EngineErrorCode]
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -38,9 +39,10 @@ ENGINE_ERROR_CODE_OVERLOADED: EngineErrorCode
 ENGINE_ERROR_CODE_DRAINING: EngineErrorCode
 ENGINE_ERROR_CODE_NON_FINITE: EngineErrorCode
 ENGINE_ERROR_CODE_INTERNAL: EngineErrorCode
+ENGINE_ERROR_CODE_DEADLINE: EngineErrorCode
 
 class Step(_message.Message):
-    __slots__ = ("seq", "loop_seq", "step_age_ms", "predicted_step_ms", "emitted_unix_ns", "handles", "token_counts", "token_ids", "logprobs", "started", "finished", "stats")
+    __slots__ = ("seq", "loop_seq", "step_age_ms", "predicted_step_ms", "emitted_unix_ns", "handles", "token_counts", "token_ids", "logprobs", "started", "finished", "stats", "prompt_logprobs")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LOOP_SEQ_FIELD_NUMBER: _ClassVar[int]
     STEP_AGE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +55,7 @@ class Step(_message.Message):
     STARTED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     seq: int
     loop_seq: int
     step_age_ms: int
@@ -65,7 +68,8 @@ class Step(_message.Message):
     started: _containers.RepeatedCompositeFieldContainer[Started]
     finished: _containers.RepeatedCompositeFieldContainer[Finished]
     stats: EngineStats
-    def __init__(self, seq: _Optional[int] = ..., loop_seq: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., emitted_unix_ns: _Optional[int] = ..., handles: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ...) -> None: ...
+    prompt_logprobs: PromptLogprobColumns
+    def __init__(self, seq: _Optional[int] = ..., loop_seq: _Optional[int] = ..., step_age_ms: _Optional[int] = ..., predicted_step_ms: _Optional[int] = ..., emitted_unix_ns: _Optional[int] = ..., handles: _Optional[bytes] = ..., token_counts: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[LogprobColumns, _Mapping]] = ..., started: _Optional[_Iterable[_Union[Started, _Mapping]]] = ..., finished: _Optional[_Iterable[_Union[Finished, _Mapping]]] = ..., stats: _Optional[_Union[EngineStats, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobColumns, _Mapping]] = ...) -> None: ...
 
 class LogprobColumns(_message.Message):
     __slots__ = ("handles", "chosen", "top_counts", "top_ids", "top_logprobs")
@@ -80,6 +84,24 @@ class LogprobColumns(_message.Message):
     top_ids: bytes
     top_logprobs: bytes
     def __init__(self, handles: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., top_counts: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+
+class PromptLogprobColumns(_message.Message):
+    __slots__ = ("handles", "counts", "chosen", "ranks", "top_counts", "top_ids", "top_logprobs")
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    CHOSEN_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    TOP_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    TOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    handles: bytes
+    counts: bytes
+    chosen: bytes
+    ranks: bytes
+    top_counts: bytes
+    top_ids: bytes
+    top_logprobs: bytes
+    def __init__(self, handles: _Optional[bytes] = ..., counts: _Optional[bytes] = ..., chosen: _Optional[bytes] = ..., ranks: _Optional[bytes] = ..., top_counts: _Optional[bytes] = ..., top_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("handle", "prompt_tokens", "cached_tokens", "queue_ns", "prefill_ns")
@@ -122,7 +144,7 @@ class EngineError(_message.Message):
     def __init__(self, code: _Optional[_Union[EngineErrorCode, str]] = ..., message: _Optional[str] = ..., retryable: _Optional[bool] = ...) -> None: ...
 
 class EngineStats(_message.Message):
-    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "step_rows", "step_tokens", "step_host_ns", "step_device_ns", "preemptions_total", "prompt_tokens_total", "generation_tokens_total")
+    __slots__ = ("running", "waiting", "kv_blocks_used", "kv_blocks_total", "step_rows", "step_tokens", "step_host_ns", "step_device_ns", "preemptions_total", "prompt_tokens_total", "generation_tokens_total", "recomputed_tokens_total", "cached_tokens_total", "grammar_ns")
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     KV_BLOCKS_USED_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +156,9 @@ class EngineStats(_message.Message):
     PREEMPTIONS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     GENERATION_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_NS_FIELD_NUMBER: _ClassVar[int]
     running: int
     waiting: int
     kv_blocks_used: int
@@ -145,4 +170,7 @@ class EngineStats(_message.Message):
     preemptions_total: int
     prompt_tokens_total: int
     generation_tokens_total: int
-    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., step_rows: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_host_ns: _Optional[int] = ..., step_device_ns: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ...) -> None: ...
+    recomputed_tokens_total: int
+    cached_tokens_total: int
+    grammar_ns: int
+    def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., kv_blocks_used: _Optional[int] = ..., kv_blocks_total: _Optional[int] = ..., step_rows: _Optional[int] = ..., step_tokens: _Optional[int] = ..., step_host_ns: _Optional[int] = ..., step_device_ns: _Optional[int] = ..., preemptions_total: _Optional[int] = ..., prompt_tokens_total: _Optional[int] = ..., generation_tokens_total: _Optional[int] = ..., recomputed_tokens_total: _Optional[int] = ..., cached_tokens_total: _Optional[int] = ..., grammar_ns: _Optional[int] = ...) -> None: ...

@@ -16,9 +16,26 @@ pub struct Submit {
     /// Absent: no logprobs. Needs CAPABILITY_LOGPROBS.
     #[prost(message, optional, tag = "5")]
     pub logprobs: ::core::option::Option<LogprobRequest>,
+    /// Absent: free text. Needs CAPABILITY_GRAMMAR.
+    #[prost(message, optional, tag = "6")]
+    pub grammar: ::core::option::Option<Grammar>,
+    /// Higher runs first; absent is 0. Needs CAPABILITY_PRIORITY.
+    #[prost(uint32, optional, tag = "7")]
+    pub priority: ::core::option::Option<u32>,
+    /// Time left when sent, in ms, until the first token must exist; a request that still waits then
+    /// ends with DEADLINE. Absent: none. Needs CAPABILITY_PRIORITY.
+    #[prost(uint64, optional, tag = "8")]
+    pub deadline_ms: ::core::option::Option<u64>,
+    /// Requests share cached prefixes only with those of the same salt; absent is the empty salt.
+    /// At most Limits.max_cache_salt_bytes. Needs CAPABILITY_PREFIX_CACHE.
+    #[prost(bytes = "bytes", optional, tag = "9")]
+    pub cache_salt: ::core::option::Option<::prost::bytes::Bytes>,
+    /// W3C trace context, for logs.
+    #[prost(string, optional, tag = "10")]
+    pub traceparent: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// How a token is chosen. An absent field means the step is skipped.
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {
     /// 0 is greedy; absent is 1. Finite, 0 to 100.
     #[prost(float, optional, tag = "1")]
@@ -33,6 +50,45 @@ pub struct Sampling {
     /// Absent: the engine draws a seed at admission.
     #[prost(uint64, optional, tag = "4")]
     pub seed: ::core::option::Option<u64>,
+    /// Drop ids less likely than min_p times the most likely one, 0 to 1; absent is 0.
+    #[prost(float, optional, tag = "5")]
+    pub min_p: ::core::option::Option<f32>,
+    /// Locally typical sampling: keep the ids whose information is nearest the entropy until their
+    /// probability reaches typical_p, 0 \< typical_p \<= 1; absent is 1.
+    #[prost(float, optional, tag = "6")]
+    pub typical_p: ::core::option::Option<f32>,
+    /// Divides positive and multiplies negative logits of ids in prompt or answer, over 0 to 2;
+    /// absent is 1.
+    #[prost(float, optional, tag = "7")]
+    pub repetition_penalty: ::core::option::Option<f32>,
+    /// Subtracted per occurrence, and once if it occurs, of an id in the answer, -2 to 2; absent is 0.
+    #[prost(float, optional, tag = "8")]
+    pub frequency_penalty: ::core::option::Option<f32>,
+    #[prost(float, optional, tag = "9")]
+    pub presence_penalty: ::core::option::Option<f32>,
+    /// Added to logits, -100 to 100: u32 ids and as many f32, little-endian columns.
+    #[prost(bytes = "bytes", tag = "10")]
+    pub logit_bias_ids: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "11")]
+    pub logit_bias_values: ::prost::bytes::Bytes,
+    /// Only these ids may be chosen; absent: all. u32 column, at least one.
+    #[prost(bytes = "bytes", optional, tag = "12")]
+    pub allowed_token_ids: ::core::option::Option<::prost::bytes::Bytes>,
+    /// Sequences of ids that the answer must not contain.
+    #[prost(message, repeated, tag = "13")]
+    pub bad_words: ::prost::alloc::vec::Vec<TokenSequence>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TokenSequence {
+    /// u32 column, at least one
+    #[prost(bytes = "bytes", tag = "1")]
+    pub token_ids: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Grammar {
+    /// A grammar of llguidance in its JSON form ({"grammars": \[...\]}), checked by the frontend.
+    #[prost(string, tag = "1")]
+    pub llguidance: ::prost::alloc::string::String,
 }
 /// When a row ends inside the engine. Stop strings are the frontend's.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -57,6 +113,10 @@ pub struct LogprobRequest {
     /// absent is 0.
     #[prost(uint32, optional, tag = "1")]
     pub top_n: ::core::option::Option<u32>,
+    /// Present: also logprobs of the prompt's ids from the second on, with this many alternatives.
+    /// Needs CAPABILITY_PROMPT_LOGPROBS.
+    #[prost(uint32, optional, tag = "2")]
+    pub prompt_top_n: ::core::option::Option<u32>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeRequest {}
@@ -125,6 +185,20 @@ pub struct Limits {
     pub max_top_logprobs: u32,
     #[prost(uint32, tag = "6")]
     pub max_stop_token_ids: u32,
+    /// ids
+    #[prost(uint32, tag = "7")]
+    pub max_logit_bias: u32,
+    #[prost(uint32, tag = "8")]
+    pub max_allowed_token_ids: u32,
+    /// sequences, each of at most max_bad_word_tokens ids
+    #[prost(uint32, tag = "9")]
+    pub max_bad_words: u32,
+    #[prost(uint32, tag = "10")]
+    pub max_bad_word_tokens: u32,
+    #[prost(uint32, tag = "11")]
+    pub max_grammar_bytes: u32,
+    #[prost(uint32, tag = "12")]
+    pub max_cache_salt_bytes: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TokenizerFile {
@@ -154,6 +228,12 @@ pub enum Capability {
     Logprobs = 1,
     /// A greedy or seeded answer is bitwise the same alone and in any batch.
     BatchInvariant = 2,
+    SamplingExtra = 3,
+    PromptLogprobs = 4,
+    Grammar = 5,
+    /// priorities and deadlines
+    Priority = 6,
+    PrefixCache = 7,
 }
 impl Capability {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -165,6 +245,11 @@ impl Capability {
             Self::Unspecified => "CAPABILITY_UNSPECIFIED",
             Self::Logprobs => "CAPABILITY_LOGPROBS",
             Self::BatchInvariant => "CAPABILITY_BATCH_INVARIANT",
+            Self::SamplingExtra => "CAPABILITY_SAMPLING_EXTRA",
+            Self::PromptLogprobs => "CAPABILITY_PROMPT_LOGPROBS",
+            Self::Grammar => "CAPABILITY_GRAMMAR",
+            Self::Priority => "CAPABILITY_PRIORITY",
+            Self::PrefixCache => "CAPABILITY_PREFIX_CACHE",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -173,6 +258,11 @@ impl Capability {
             "CAPABILITY_UNSPECIFIED" => Some(Self::Unspecified),
             "CAPABILITY_LOGPROBS" => Some(Self::Logprobs),
             "CAPABILITY_BATCH_INVARIANT" => Some(Self::BatchInvariant),
+            "CAPABILITY_SAMPLING_EXTRA" => Some(Self::SamplingExtra),
+            "CAPABILITY_PROMPT_LOGPROBS" => Some(Self::PromptLogprobs),
+            "CAPABILITY_GRAMMAR" => Some(Self::Grammar),
+            "CAPABILITY_PRIORITY" => Some(Self::Priority),
+            "CAPABILITY_PREFIX_CACHE" => Some(Self::PrefixCache),
             _ => None,
         }
     }
@@ -217,6 +307,10 @@ pub struct Step {
     pub finished: ::prost::alloc::vec::Vec<Finished>,
     #[prost(message, optional, tag = "12")]
     pub stats: ::core::option::Option<EngineStats>,
+    /// Present when a prompt with prompt logprobs advanced; chunk by chunk, in the prompt's order,
+    /// before the row's first token.
+    #[prost(message, optional, tag = "13")]
+    pub prompt_logprobs: ::core::option::Option<PromptLogprobColumns>,
 }
 /// Logprobs of the model's own distribution (before temperature and filters), in nats, for
 /// every token of the rows that asked. Columns run over those tokens, in the order of the rows.
@@ -236,6 +330,28 @@ pub struct LogprobColumns {
     pub top_ids: ::prost::bytes::Bytes,
     /// f32
     #[prost(bytes = "bytes", tag = "5")]
+    pub top_logprobs: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PromptLogprobColumns {
+    /// u32, rows whose prompt advanced
+    #[prost(bytes = "bytes", tag = "1")]
+    pub handles: ::prost::bytes::Bytes,
+    /// u32, prompt ids covered per row; all together cover ids 1 to the last
+    #[prost(bytes = "bytes", tag = "2")]
+    pub counts: ::prost::bytes::Bytes,
+    /// f32, one per covered id
+    #[prost(bytes = "bytes", tag = "3")]
+    pub chosen: ::prost::bytes::Bytes,
+    /// u32, one per covered id; 1 is the most likely
+    #[prost(bytes = "bytes", tag = "4")]
+    pub ranks: ::prost::bytes::Bytes,
+    /// as in LogprobColumns, per covered id
+    #[prost(bytes = "bytes", tag = "5")]
+    pub top_counts: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub top_ids: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "7")]
     pub top_logprobs: ::prost::bytes::Bytes,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -310,6 +426,15 @@ pub struct EngineStats {
     pub prompt_tokens_total: u64,
     #[prost(uint64, tag = "11")]
     pub generation_tokens_total: u64,
+    /// computed again after preemptions
+    #[prost(uint64, tag = "12")]
+    pub recomputed_tokens_total: u64,
+    /// prompt tokens whose KV was reused
+    #[prost(uint64, tag = "13")]
+    pub cached_tokens_total: u64,
+    /// masks of this step
+    #[prost(uint64, tag = "14")]
+    pub grammar_ns: u64,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -363,6 +488,8 @@ pub enum EngineErrorCode {
     /// the model computed NaN or infinity for this row
     NonFinite = 6,
     Internal = 7,
+    /// waited longer than its deadline
+    Deadline = 8,
 }
 impl EngineErrorCode {
     /// String value of the enum field names used in the ProtoBuf definition.
@@ -379,6 +506,7 @@ impl EngineErrorCode {
             Self::Draining => "ENGINE_ERROR_CODE_DRAINING",
             Self::NonFinite => "ENGINE_ERROR_CODE_NON_FINITE",
             Self::Internal => "ENGINE_ERROR_CODE_INTERNAL",
+            Self::Deadline => "ENGINE_ERROR_CODE_DEADLINE",
         }
     }
     /// Creates an enum from field names used in the ProtoBuf definition.
@@ -392,6 +520,7 @@ impl EngineErrorCode {
             "ENGINE_ERROR_CODE_DRAINING" => Some(Self::Draining),
             "ENGINE_ERROR_CODE_NON_FINITE" => Some(Self::NonFinite),
             "ENGINE_ERROR_CODE_INTERNAL" => Some(Self::Internal),
+            "ENGINE_ERROR_CODE_DEADLINE" => Some(Self::Deadline),
             _ => None,
         }
     }
