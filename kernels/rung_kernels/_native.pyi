@@ -122,7 +122,13 @@ class Model:
         """
 
     def sample(
-        self, num_top: npt.NDArray[np.int32], needs_logits: npt.NDArray[np.bool_]
+        self,
+        num_top: npt.NDArray[np.int32],
+        on_host: npt.NDArray[np.bool_],
+        temperature: npt.NDArray[np.float32],
+        top_k: npt.NDArray[np.int32],
+        top_p: npt.NDArray[np.float32],
+        number: npt.NDArray[np.float64],
     ) -> tuple[
         npt.NDArray[np.int32],
         npt.NDArray[np.bool_],
@@ -130,14 +136,17 @@ class Model:
         dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]],
         npt.NDArray[np.float32],
     ]:
-        """Run the output head for the rows that sample in the last `forward`.
+        """Run the output head for the rows that sample in the last `forward`, and choose their ids.
 
-        num_top [S]: how many of the likeliest ids are wanted; -1: no logprobs.
-        needs_logits [S]: rows whose logits are wanted, for sampling on the host.
+        All [S]. num_top: how many of the likeliest ids are wanted; -1: no logprobs.
+        on_host: rows whose logits are wanted instead, for choosing elsewhere.
+        temperature, top_k, top_p: as in requests; temperature 0 takes the likeliest id.
+        number: the random number in [0, 1) of a row that draws.
 
-        Returns the likeliest ids [S], ties to the lower; whether a row was finite [S]; the log-
-        probabilities of those ids [S], where num_top is not -1; ids and logprobs by row where it
-        is not; and logits [number of rows that need them, vocab_size].
+        Returns the ids [S], ties to the lower; whether a row was finite [S]; the log-probabilities of
+        the ids [S], where num_top is not -1; the likeliest ids and their logprobs by row where it is
+        not; and logits [number of rows on the host, vocab_size]. Of rows on the host only the second
+        and the last mean anything. Sources: Holtzman et al. 2019, arXiv:1904.09751, for top_p.
         """
 
     def take_times(self) -> dict[str, int]:

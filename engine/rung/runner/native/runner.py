@@ -1,6 +1,6 @@
 """The native CPU runner: packs the weights once, then a step is two calls into `rung_kernels`.
 
-It chooses greedy tokens in the kernels; rows that draw or have rules get theirs from
+It chooses tokens in the kernels; rows with rules on single ids or with rarer filters get theirs from
 `rung.sampling` on host logits.
 """
 
@@ -17,6 +17,7 @@ from rung.models.registry import find_architecture
 from rung.runner.native.fuse import fuse
 from rung.runner.native.recorder import Recorder
 from rung.runner.protocol import RunnerInfo
+from rung.sampling.random import uniform
 from rung.sampling.sampler import sample
 from rung.scheduler.batch import LogprobRow, StepOutput
 
@@ -56,7 +57,7 @@ class NativeRunner:
         poison_freed: bool = False,
     ) -> None:
         try:
-            self._model = rung_kernels.Model(
+            model = rung_kernels.Model(
                 num_layers=config.num_layers,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -73,9 +74,10 @@ class NativeRunner:
             )
         except ValueError as error:
             raise ConfigError(f"The native runner cannot be set up: {error}.") from error
+        self._open_model: rung_kernels.Model | None = model
         self._poison_freed = poison_freed
         start_s = time.monotonic()
-        int8_inputs = _load_weights(self._model, weights)
+        int8_inputs = _load_weights(model, weights)
         pack_s = time.monotonic() - start_s
         recorder = Recorder()
         find_architecture(config.architecture).decoder(recorder, config)
@@ -83,7 +85,7 @@ class NativeRunner:
             int8_inputs = set()
         program = fuse(recorder.ops, int8_inputs.__contains__)
         try:
-            self._model.load_program(
+            model.load_program(
                 [(op.kind, op.inputs, op.weights, op.outputs, op.layer, op.value) for op in program]
             )
         except ValueError as error:
@@ -137,8 +139,15 @@ class NativeRunner:
     def sample(self, plan: StepPlan) -> StepOutput:
         """Choose one token for each of the plan's sampling rows."""
         sampling = plan.sampling
-        on_host = (sampling.temperature > 0) | sampling.special_rows()
-        token_ids, finite, chosen, tops, logits = self._model.sample(sampling.top_logprobs, on_host)
+        on_host = sampling.special_rows()
+        token_ids, finite, chosen, tops, logits = self._model.sample(
+            num_top=sampling.top_logprobs,
+            on_host=on_host,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            number=_random_numbers(sampling),
+        )
         failed = {int(index): _non_finite() for index in np.flatnonzero(~finite)}
         logprobs = {
             index: LogprobRow(float(chosen[index]), top_ids, top_logprobs)
@@ -162,7 +171,13 @@ class NativeRunner:
         return self._model.take_times()
 
     def close(self) -> None:
-        """Nothing to release: threads and memory go with the object."""
+        """Release threads and memory. Idempotent."""
+        self._open_model = None
+
+    @property
+    def _model(self) -> rung_kernels.Model:
+        assert self._open_model is not None, "the runner is closed"
+        return self._open_model
 
 
 def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
@@ -186,6 +201,15 @@ def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
 def kv_bytes_per_block(config: ModelConfig, kv_dtype: str) -> int:
     """Bytes of one block over all layers, keys and values, without making a runner."""
     return rung_kernels.kv_bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
+
+
+def _random_numbers(sampling: SamplingColumns) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row that draws: [S]."""
+    numbers = np.zeros(len(sampling.seed))
+    drawn = np.flatnonzero(sampling.temperature > 0)
+    if len(drawn):
+        numbers[drawn] = uniform(sampling.seed[drawn], sampling.sample_index[drawn], sampling.position[drawn])
+    return numbers
 
 
 def _non_finite() -> RequestError:
