@@ -20,7 +20,7 @@ import numpy as np
 from rung.errors import ErrorCode, RequestError
 from rung.runner.protocol import RunnerInfo
 from rung.sampling.edits import edited_logits
-from rung.scheduler.batch import LogprobRow, StepOutput
+from rung.scheduler.batch import LogprobRow, PromptLogprobs, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -113,6 +113,25 @@ def expected_tokens(
     return answer
 
 
+def expected_prompt_logprobs(prompt_ids: Sequence[int], vocab_size: int) -> list[tuple[float, int]]:
+    """Logprob and rank that each id of a prompt from the second on must get; plain integers again."""
+    fold, power, previous = 0, 1, 0
+    expected = []
+    for position, token in enumerate(int(token) for token in prompt_ids):
+        if position > 0:
+            state = mix(previous, token)
+            expected.append((_made_up_logprob(state), 1 + state % vocab_size))
+        fold = (fold + mix(token, position, fold) * power) & _MASK
+        power = (power * _FOLD_BASE) & _MASK
+        previous = fold
+    return expected
+
+
+def _made_up_logprob(state: int) -> float:
+    """Exact in float32."""
+    return float(np.float32(-1.0 - (state >> 32) / 2**32))
+
+
 class FakeRunner:
     """Implements `Runner` over numpy.
 
@@ -163,7 +182,9 @@ class FakeRunner:
         state = mix_columns(folds, seeds, streams, sampling.position.astype(np.uint64))
         token_ids = (state % np.uint64(self._vocab_size)).astype(np.int32)
         failed = {int(rows[index]): error for index, error in self._follow_rules(sampling, token_ids).items()}
-        return StepOutput(token_ids, self._logprobs(sampling, state, token_ids), failed)
+        return StepOutput(
+            token_ids, self._logprobs(sampling, state, token_ids), failed, self._prompt_logprobs(plan)
+        )
 
     def close(self) -> None:
         """Nothing to release."""
@@ -237,11 +258,35 @@ class FakeRunner:
         """Made-up logprobs of which the chosen id is the most likely, falling by 1 from id to id."""
         rows = {}
         for index in np.flatnonzero(sampling.top_logprobs >= 0).tolist():
-            chosen = np.float32(-1.0 - int(state[index] >> np.uint64(32)) / 2**32)
+            chosen = _made_up_logprob(int(state[index]))
             ranks = np.arange(min(int(sampling.top_logprobs[index]), self._vocab_size), dtype=np.int32)
             rows[index] = LogprobRow(
-                chosen=float(chosen),
+                chosen=chosen,
                 top_ids=((token_ids[index] + ranks) % self._vocab_size).astype(np.int32),
                 top_logprobs=(chosen - ranks).astype(np.float32),
             )
         return rows
+
+    def _prompt_logprobs(self, plan: StepPlan) -> dict[int, PromptLogprobs]:
+        """Made-up logprobs that betray the slots before each id; alternatives fall by 1 from it on."""
+        prompts = plan.prompts
+        if prompts is None:
+            return {}
+        row_of_token = np.repeat(prompts.rows, prompts.counts)
+        lengths = plan.num_computed[row_of_token] + prompts.tokens - plan.query_start[row_of_token] + 1
+        folds = self._fold(plan.block_tables[row_of_token], lengths.astype(np.int32))
+        state = mix_columns(folds, prompts.target_ids.astype(np.uint64))
+        chosen = np.array([_made_up_logprob(int(one)) for one in state], dtype=np.float32)
+        ranks = (state % np.uint64(self._vocab_size)).astype(np.int32) + np.int32(1)
+        found = {}
+        last = np.cumsum(prompts.counts)
+        for row, count, top, end in zip(prompts.rows, prompts.counts, prompts.num_top, last, strict=True):
+            ids = slice(end - count, end)
+            steps = np.arange(min(int(top), self._vocab_size), dtype=np.int32)
+            found[int(row)] = PromptLogprobs(
+                chosen=chosen[ids],
+                ranks=ranks[ids],
+                top_ids=((prompts.target_ids[ids, None] + steps) % self._vocab_size).astype(np.int32),
+                top_logprobs=(chosen[ids, None] - steps).astype(np.float32),
+            )
+        return found

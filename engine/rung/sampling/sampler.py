@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rung.errors import ErrorCode, RequestError
+from rung.errors import ErrorCode, RequestError, non_finite
 from rung.sampling.edits import edited_logits
 from rung.sampling.filters import nucleus, pick, ranked_head, scaled_weights, typical
 from rung.sampling.logprobs import logprob_row
@@ -121,11 +121,4 @@ def _fail_forbidden(rows: I64, edited: F32, failed: dict[int, RequestError]) -> 
 
 def _non_finite_rows(logits: F32) -> dict[int, RequestError]:
     finite = np.isfinite(logits).all(axis=1)
-    return {
-        int(index): RequestError(
-            ErrorCode.NON_FINITE,
-            "The model computed a value that is not finite for this request, so no token can be "
-            "chosen; other requests are not affected.",
-        )
-        for index in np.flatnonzero(~finite)
-    }
+    return {int(index): non_finite() for index in np.flatnonzero(~finite)}

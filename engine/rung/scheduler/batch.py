@@ -6,7 +6,7 @@ R rows in the step, T query tokens in the step, S rows that sample, B longest bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -96,6 +96,24 @@ class SamplingColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptColumns:
+    """Prompt ids whose logprobs a step shall give: P rows, Q ids.
+
+    rows       [P] i32  indices into R, ascending
+    counts     [P] i32  ids of each row, at least 1
+    num_top    [P] i32  alternatives for each of the row's ids
+    tokens     [Q] i32  indices into T, row after row: the query token before each id
+    target_ids [Q] i32  the ids
+    """
+
+    rows: I32
+    counts: I32
+    num_top: I32
+    tokens: I32
+    target_ids: I32
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One engine step: which tokens to compute, where their KV goes, which rows sample.
 
@@ -110,6 +128,7 @@ class StepPlan:
     sampling     columns over S
     freed_blocks [F] i32    blocks released since the last plan; a runner may poison them
                             before it stores KV (some may already belong to a row of this plan)
+    prompts      None: no row wants logprobs of its prompt
     """
 
     step_id: int
@@ -122,6 +141,7 @@ class StepPlan:
     sample_rows: I32
     sampling: SamplingColumns
     freed_blocks: I32
+    prompts: PromptColumns | None = None
 
     @property
     def num_rows(self) -> int:
@@ -153,17 +173,33 @@ class LogprobRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of consecutive prompt ids of one row, raw model distribution, in nats.
+
+    chosen [n] f32: of the ids; ranks [n] i32: their places among all, 1 being the likeliest.
+    top_ids [n, k] i32, top_logprobs [n, k] f32: as in `LogprobRow`.
+    """
+
+    chosen: F32
+    ranks: I32
+    top_ids: I32
+    top_logprobs: F32
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a runner computed for a plan.
 
     token_ids [S] i32  chosen ids; the value of a failed row is ignored
     logprobs  {index in 0..S: LogprobRow} for rows that asked
     failed    {index in 0..R: error} for rows that must end, such as non-finite logits
+    prompts   {index in 0..R: logprobs} for rows of `StepPlan.prompts`
     """
 
     token_ids: I32
     logprobs: dict[int, LogprobRow]
     failed: dict[int, RequestError]
+    prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +208,7 @@ class StepEvents:
 
     request_ids [K] i64, token_ids [K] i32: one new token per row that got one, in plan order
     logprobs    {index in 0..K: LogprobRow}
+    prompts     (request id, logprobs of its prompt's next ids), before the row's first token
     """
 
     request_ids: I64
@@ -179,6 +216,7 @@ class StepEvents:
     logprobs: dict[int, LogprobRow]
     started: tuple[Started, ...]
     finished: tuple[Finished, ...]
+    prompts: tuple[tuple[int, PromptLogprobs], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

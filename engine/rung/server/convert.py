@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rung.engine import StepTiming
     from rung.models.config import DefaultSampling, ModelMetadata
     from rung.scheduler.batch import SchedulerStats
+    from rung.server.prompts import PromptBatch
 
 PROTOCOL = 1
 # The one size limit of the protocol, for both directions and both ends.
@@ -86,7 +87,11 @@ class EngineFacts:
 def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
     """The answer to Describe, constant for the life of an engine."""
     model = facts.model
-    capabilities = [model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_SAMPLING_EXTRA]
+    capabilities = [
+        model_pb2.CAPABILITY_LOGPROBS,
+        model_pb2.CAPABILITY_SAMPLING_EXTRA,
+        model_pb2.CAPABILITY_PROMPT_LOGPROBS,
+    ]
     if facts.batch_invariant:
         capabilities.append(model_pb2.CAPABILITY_BATCH_INVARIANT)
     return model_pb2.DescribeResponse(
@@ -170,7 +175,12 @@ def to_requests(
         Request(
             request_id=request_id(session_number, handle),
             prompt_ids=prompt_ids,
-            sampling=replace(sampling, sample_index=index),
+            sampling=replace(
+                sampling,
+                sample_index=index,
+                # All samples have one prompt; the first one tells of it.
+                prompt_top_logprobs=sampling.prompt_top_logprobs if index == 0 else None,
+            ),
             stopping=stopping,
         )
         for index, handle in enumerate(handles)
@@ -257,6 +267,17 @@ def step_columns(delivery: Delivery, step: step_pb2.Step) -> None:
         step.started.extend(_started(started) for started in delivery.started)
     if delivery.finished:
         step.finished.extend(_finished(finished) for finished in delivery.finished)
+
+
+def prompt_columns(batch: PromptBatch, step: step_pb2.Step) -> None:
+    """Writes logprobs of prompts into a Step."""
+    step.prompt_logprobs.handles = _bytes(batch.handles)
+    step.prompt_logprobs.counts = _bytes(batch.counts)
+    step.prompt_logprobs.chosen = batch.chosen.astype("<f4", copy=False).tobytes()
+    step.prompt_logprobs.ranks = _bytes(batch.ranks)
+    step.prompt_logprobs.top_counts = _bytes(batch.top_counts)
+    step.prompt_logprobs.top_ids = _bytes(batch.top_ids)
+    step.prompt_logprobs.top_logprobs = batch.top_logprobs.astype("<f4", copy=False).tobytes()
 
 
 def _bytes(values: npt.NDArray[np.uint32]) -> bytes:

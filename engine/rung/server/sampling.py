@@ -46,10 +46,13 @@ def sampling_params(submit: generation_pb2.Submit, facts: EngineFacts) -> Sampli
         top_k=min(given.top_k, facts.vocab_size),
         top_p=_share("top_p", given.top_p if given.HasField("top_p") else 1.0),
         seed=given.seed if given.HasField("seed") else secrets.randbits(64),
-        top_logprobs=_top_logprobs(submit, facts),
+        top_logprobs=_top_n(submit.logprobs.top_n, facts) if submit.HasField("logprobs") else None,
         min_p=min_p,
         typical_p=_share("typical_p", given.typical_p if given.HasField("typical_p") else 1.0),
         rules=_rules(given, facts),
+        prompt_top_logprobs=(
+            _top_n(submit.logprobs.prompt_top_n, facts) if submit.logprobs.HasField("prompt_top_n") else None
+        ),
     )
 
 
@@ -65,10 +68,7 @@ def _share(name: str, value: float) -> float:
     return value
 
 
-def _top_logprobs(submit: generation_pb2.Submit, facts: EngineFacts) -> int | None:
-    if not submit.HasField("logprobs"):
-        return None
-    top_n = submit.logprobs.top_n
+def _top_n(top_n: int, facts: EngineFacts) -> int:
     if top_n > facts.max_top_logprobs:
         raise invalid(f"At most {facts.max_top_logprobs} alternatives per token can be given, not {top_n}.")
     return top_n

@@ -12,19 +12,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 import rung_kernels
-from rung.errors import ConfigError, ErrorCode, ModelError, RequestError
+from rung.errors import ConfigError, ModelError, non_finite
 from rung.models.registry import find_architecture
 from rung.runner.native.fuse import fuse
 from rung.runner.native.recorder import Recorder
 from rung.runner.protocol import RunnerInfo
+from rung.sampling.logprobs import ScoredTargets, by_row
 from rung.sampling.random import uniform
 from rung.sampling.sampler import sample
 from rung.scheduler.batch import LogprobRow, StepOutput
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from rung.errors import RequestError
     from rung.models.config import ModelConfig
     from rung.models.weights import WeightSource
-    from rung.scheduler.batch import StepPlan
+    from rung.scheduler.batch import PromptLogprobs, SamplingColumns, StepPlan
 
 
 # The one layer whose input stays float beside int8 ones. Its errors enter the KV cache and, through
@@ -76,6 +80,7 @@ class NativeRunner:
             raise ConfigError(f"The native runner cannot be set up: {error}.") from error
         self._open_model: rung_kernels.Model | None = model
         self._poison_freed = poison_freed
+        self._vocab_size = config.vocab_size
         start_s = time.monotonic()
         int8_inputs = _load_weights(model, weights)
         pack_s = time.monotonic() - start_s
@@ -134,6 +139,7 @@ class NativeRunner:
             plan.num_computed,
             np.ascontiguousarray(plan.block_tables),
             plan.sample_rows,
+            None if plan.prompts is None else plan.prompts.tokens,
         )
 
     def sample(self, plan: StepPlan) -> StepOutput:
@@ -148,7 +154,7 @@ class NativeRunner:
             top_p=sampling.top_p,
             number=_random_numbers(sampling),
         )
-        failed = {int(index): _non_finite() for index in np.flatnonzero(~finite)}
+        failed = {int(index): non_finite() for index in np.flatnonzero(~finite)}
         logprobs = {
             index: LogprobRow(float(chosen[index]), top_ids, top_logprobs)
             for index, (top_ids, top_logprobs) in tops.items()
@@ -160,11 +166,16 @@ class NativeRunner:
             token_ids[host_rows] = sampled.token_ids
             logprobs |= {int(host_rows[index]): row for index, row in sampled.logprobs.items()}
             failed |= {int(host_rows[index]): error for index, error in sampled.failed.items()}
-        return StepOutput(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            failed={int(plan.sample_rows[index]): error for index, error in failed.items()},
-        )
+        failed = {int(plan.sample_rows[index]): error for index, error in failed.items()}
+        prompts, prompt_failures = self._score_prompts(plan)
+        return StepOutput(token_ids, logprobs, failed | prompt_failures, prompts)
+
+    def _score_prompts(self, plan: StepPlan) -> tuple[dict[int, PromptLogprobs], dict[int, RequestError]]:
+        if plan.prompts is None:
+            return {}, {}
+        num_top = np.repeat(plan.prompts.num_top, plan.prompts.counts)
+        scored = ScoredTargets(*self._model.score(plan.prompts.target_ids, num_top))
+        return by_row(plan.prompts, scored, self._vocab_size)
 
     def take_times(self) -> dict[str, int]:
         """Nanoseconds in the kernels by phase since the last call."""
@@ -210,11 +221,3 @@ def _random_numbers(sampling: SamplingColumns) -> npt.NDArray[np.float64]:
     if len(drawn):
         numbers[drawn] = uniform(sampling.seed[drawn], sampling.sample_index[drawn], sampling.position[drawn])
     return numbers
-
-
-def _non_finite() -> RequestError:
-    return RequestError(
-        ErrorCode.NON_FINITE,
-        "The model computed a value that is not finite for this request, so no token can be "
-        "chosen; other requests are not affected.",
-    )
