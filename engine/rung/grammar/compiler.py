@@ -102,5 +102,5 @@ class GrammarCompiler:
 
 
 def plain(message: str) -> str:
-    """An error of llguidance as part of a sentence."""
-    return message.replace("<non-verbose/>", "").strip().rstrip(".")
+    """An error of llguidance as part of a sentence: what follows its first line shows the grammar."""
+    return message.strip().partition("\n")[0].rstrip(".:")
