@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 16
 # Activations, KV format, and how far their next-token distributions may be from float activations
 # over f32 KV: mean Kullback-Leibler divergence in nats per token.
-CHOICES = [("float", "bf16", 0.0001), ("float", "int8", 0.002), ("int8", "bf16", 0.003)]
+CHOICES = [("float", "bf16", 0.0001), ("float", "int8", 0.002), ("int8", "bf16", 0.002)]
 # Texts for it: the golden prompts with their answers, cut into rows; 2,048 tokens.
 NUM_ROWS, ROW_LEN = 8, 256
 
