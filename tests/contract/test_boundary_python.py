@@ -41,6 +41,9 @@ SUBMIT_CHANGES = {
     "stopping.stop_token_ids": [4],
     "stopping.ignore_eos": True,
     "logprobs.top_n": 3,
+    "priority": 2,
+    "deadline_ms": 1500,
+    "cache_salt": b"tenant",
 }
 
 
@@ -77,7 +80,15 @@ def base_submit() -> generation_pb2.Submit:
 
 
 def shown(request: Request) -> tuple[object, ...]:
-    return (request.request_id, request.prompt_ids.tolist(), request.sampling, request.stopping)
+    return (
+        request.request_id,
+        request.prompt_ids.tolist(),
+        request.sampling,
+        request.stopping,
+        request.priority,
+        request.deadline_s,
+        request.cache_salt,
+    )
 
 
 def test_the_table_names_every_field_of_a_submit() -> None:
@@ -112,7 +123,7 @@ class StillEngine:
         pass
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(1, 2, 3, SchedulerStats(1, 2, 3, 4, 5, 6, 7))
+        return Heartbeat(1, 2, 3, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9))
 
 
 def test_every_field_of_an_answer_is_filled_by_something() -> None:
@@ -148,10 +159,14 @@ def test_every_field_of_the_description_is_filled() -> None:
 
 def test_capabilities_say_what_the_runner_can() -> None:
     facts = make_facts()
-    both = {model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_BATCH_INVARIANT}
-    assert set(convert.describe(facts).capabilities) == both
-    object.__setattr__(facts, "batch_invariant", False)
-    assert set(convert.describe(facts).capabilities) == {model_pb2.CAPABILITY_LOGPROBS}
+    switched = {"batch_invariant": model_pb2.CAPABILITY_BATCH_INVARIANT}
+    switched |= {"prefix_cache": model_pb2.CAPABILITY_PREFIX_CACHE}
+    everything = set(convert.describe(facts).capabilities)
+    assert everything >= {model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_PRIORITY, *switched.values()}
+    for field, capability in switched.items():
+        object.__setattr__(facts, field, False)
+        assert set(convert.describe(facts).capabilities) == everything - {capability}
+        object.__setattr__(facts, field, True)
 
 
 def test_a_rejection_names_its_handles() -> None:

@@ -33,6 +33,9 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # A Submit travels inside a SessionRequest, whose tag and length come on top.
 MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
 MAX_TEMPERATURE = 100.0
+MAX_CACHE_SALT_BYTES = 64
+# Longer than any engine runs: milliseconds beyond it are no deadline.
+MAX_DEADLINE_MS = 1 << 53
 
 _ERROR_CODES = {
     ErrorCode.INVALID_ARGUMENT: step_pb2.ENGINE_ERROR_CODE_INVALID_ARGUMENT,
@@ -42,6 +45,7 @@ _ERROR_CODES = {
     ErrorCode.DRAINING: step_pb2.ENGINE_ERROR_CODE_DRAINING,
     ErrorCode.NON_FINITE: step_pb2.ENGINE_ERROR_CODE_NON_FINITE,
     ErrorCode.INTERNAL: step_pb2.ENGINE_ERROR_CODE_INTERNAL,
+    ErrorCode.DEADLINE: step_pb2.ENGINE_ERROR_CODE_DEADLINE,
 }
 _FINISH_REASONS = {
     FinishReason.STOP: step_pb2.FINISH_REASON_STOP,
@@ -62,6 +66,7 @@ class EngineFacts:
     max_model_len: prompt and answer together, in tokens.
     max_num_seqs:  rows that run at once; max_waiting: rows that may wait.
     max_samples:   handles in one Submit.
+    prefix_cache:  whether KV of prefixes is kept and found again.
     """
 
     model: ModelMetadata
@@ -70,6 +75,7 @@ class EngineFacts:
     max_model_len: int
     max_num_seqs: int
     max_waiting: int
+    prefix_cache: bool = True
     max_samples: int = 128
     max_top_logprobs: int = 20
     max_stop_token_ids: int = 256
@@ -83,7 +89,9 @@ class EngineFacts:
 def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
     """The answer to Describe, constant for the life of an engine."""
     model = facts.model
-    capabilities = [model_pb2.CAPABILITY_LOGPROBS]
+    capabilities = [model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_PRIORITY]
+    if facts.prefix_cache:
+        capabilities.append(model_pb2.CAPABILITY_PREFIX_CACHE)
     if facts.batch_invariant:
         capabilities.append(model_pb2.CAPABILITY_BATCH_INVARIANT)
     return model_pb2.DescribeResponse(
@@ -108,6 +116,7 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
             max_samples=facts.max_samples,
             max_top_logprobs=facts.max_top_logprobs,
             max_stop_token_ids=facts.max_stop_token_ids,
+            max_cache_salt_bytes=MAX_CACHE_SALT_BYTES,
         ),
         capabilities=capabilities,
         tokenizer_files=[
@@ -159,6 +168,7 @@ def to_requests(
     prompt_ids = _prompt_ids(submit.prompt_ids, facts)
     sampling = _sampling(submit, facts)
     stopping = _stopping(submit.stopping, len(prompt_ids), facts)
+    salt = _cache_salt(submit)
     return [
         Request(
             request_id=request_id(session_number, handle),
@@ -172,6 +182,10 @@ def to_requests(
                 top_logprobs=sampling.top_logprobs,
             ),
             stopping=stopping,
+            priority=submit.priority,
+            deadline_s=_deadline_s(submit),
+            cache_salt=salt,
+            group_id=request_id(session_number, handles[0]) if len(handles) > 1 else -1,
         )
         for index, handle in enumerate(handles)
     ]
@@ -247,6 +261,20 @@ def _stopping(stopping: generation_pb2.Stopping, num_prompt: int, facts: EngineF
     )
 
 
+def _cache_salt(submit: generation_pb2.Submit) -> bytes:
+    if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
+        raise _invalid(
+            f"cache_salt may have at most {MAX_CACHE_SALT_BYTES} bytes, but it has {len(submit.cache_salt)}."
+        )
+    return submit.cache_salt
+
+
+def _deadline_s(submit: generation_pb2.Submit) -> float | None:
+    if not submit.HasField("deadline_ms") or submit.deadline_ms > MAX_DEADLINE_MS:
+        return None
+    return submit.deadline_ms / 1e3
+
+
 def stats(counts: SchedulerStats, timing: StepTiming) -> step_pb2.EngineStats:
     """The engine's state after its last step, and what that step took."""
     return step_pb2.EngineStats(
@@ -261,6 +289,8 @@ def stats(counts: SchedulerStats, timing: StepTiming) -> step_pb2.EngineStats:
         preemptions_total=counts.preemptions_total,
         prompt_tokens_total=counts.prompt_tokens_total,
         generation_tokens_total=counts.generation_tokens_total,
+        recomputed_tokens_total=counts.recomputed_tokens_total,
+        cached_tokens_total=counts.cached_tokens_total,
     )
 
 

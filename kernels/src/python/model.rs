@@ -150,6 +150,16 @@ impl PyModel {
         py.detach(|| self.model.poison(blocks)).map_err(value_error)
     }
 
+    fn copy_blocks(
+        &mut self,
+        py: Python<'_>,
+        sources: PyReadonlyArray1<'_, i32>,
+        targets: PyReadonlyArray1<'_, i32>,
+    ) -> PyResult<()> {
+        let (sources, targets) = (sources.as_slice()?, targets.as_slice()?);
+        py.detach(|| self.model.copy_blocks(sources, targets)).map_err(value_error)
+    }
+
     fn forward(
         &mut self,
         py: Python<'_>,

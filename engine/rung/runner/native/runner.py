@@ -124,6 +124,8 @@ class NativeRunner:
         """Compute the plan's tokens and store their KV."""
         if self._poison_freed and len(plan.freed_blocks):
             self._model.poison(plan.freed_blocks)
+        if len(plan.block_copies):
+            self._model.copy_blocks(*np.ascontiguousarray(plan.block_copies.T))
         self._model.forward(
             plan.token_ids,
             plan.query_start,
