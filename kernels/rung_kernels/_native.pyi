@@ -118,10 +118,12 @@ class Model:
         num_computed: npt.NDArray[np.int32],
         block_tables: npt.NDArray[np.int32],
         sample_rows: npt.NDArray[np.int32],
+        scored_tokens: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Compute a step's tokens and store their keys and values.
 
-        token_ids [T]; query_start [R+1]; num_computed [R]; block_tables [R, B]; sample_rows [S].
+        token_ids [T]; query_start [R+1]; num_computed [R]; block_tables [R, B]; sample_rows [S];
+        scored_tokens [Q], indices into the T tokens, for `score`.
         """
 
     def sample(
@@ -150,6 +152,25 @@ class Model:
         the ids [S], where num_top is not -1; the likeliest ids and their logprobs by row where it is
         not; and logits [number of rows on the host, vocab_size]. Of rows on the host only the second
         and the last mean anything. Sources: Holtzman et al. 2019, arXiv:1904.09751, for top_p.
+        """
+
+    def score(
+        self, target_ids: npt.NDArray[np.int32], num_top: npt.NDArray[np.int32]
+    ) -> tuple[
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.int32],
+        npt.NDArray[np.int32],
+        npt.NDArray[np.float32],
+    ]:
+        """Run the output head for the scored tokens of the last `forward`, 64 at a time.
+
+        target_ids [Q]: the id whose log-probability is wanted after each; num_top [Q], from 0.
+
+        Returns whether each was finite [Q]; log-probabilities [Q] and ranks [Q] of the target ids, 1 being
+        the likeliest and ties going to the lower id; and the likeliest ids and their log-probabilities,
+        min(num_top, vocab_size) for each, one after the other. Of what is not finite, which has no
+        likeliest ids, only that means anything.
         """
 
     def take_times(self) -> dict[str, int]:

@@ -80,6 +80,8 @@ def one_token_each(
         sample_index=zeros,
         position=zeros.astype(np.int64),
         top_logprobs=zeros - 1,
+        min_p=zeros.astype(np.float32),
+        typical_p=np.ones(num_rows, dtype=np.float32),
         # Any ban makes the host choose, which sees all logits.
         banned_ids=tuple((int(row), rows[:1]) for row in rows),
     )

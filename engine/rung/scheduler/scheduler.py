@@ -13,7 +13,16 @@ import numpy as np
 from rung.errors import ErrorCode, RequestError
 from rung.kv.integrity import IntegrityError
 from rung.request import Finished, FinishReason, Request, Started
-from rung.scheduler.batch import I32, I64, LogprobRow, SchedulerStats, StepEvents, StepOutput, StepPlan
+from rung.scheduler.batch import (
+    I32,
+    I64,
+    LogprobRow,
+    PromptLogprobs,
+    SchedulerStats,
+    StepEvents,
+    StepOutput,
+    StepPlan,
+)
 from rung.scheduler.limits import SchedulerConfig, check_fits
 from rung.scheduler.rows import RunningRows, Start
 from rung.scheduler.table import blocks_for
@@ -137,9 +146,10 @@ class Scheduler:
             sampled_rows, request_ids, token_ids = sampled_rows[kept], request_ids[kept], token_ids[kept]
             logprobs = {new: logprobs[old] for new, old in enumerate(kept.tolist()) if old in logprobs}
         self._rows.store(rows, num_stored)
+        prompts = self._take_prompts(plan, output) if output.prompts else ()
         self._append(sampled_rows, token_ids)
         self._rows.drop_left()
-        return self._events(request_ids, token_ids, logprobs)
+        return self._events(request_ids, token_ids, logprobs, prompts)
 
     def fail(self, plan: StepPlan, error: RequestError, elapsed_s: float = 0.0) -> StepEvents:
         """Take in that the step of the plan in flight raised: the rows it ran end with `error`."""
@@ -315,6 +325,7 @@ class Scheduler:
             sampling=table.sampling_columns(rows[sample_rows]),
             freed_blocks=np.array(self._rows.kv.take_dropped(), dtype=np.int32),
             block_copies=self._rows.take_copies(),
+            prompts=table.prompt_columns(rows, query_lens, query_start),
         )
         table.num_computed[rows] = num_computed + query_lens
         return plan
@@ -331,6 +342,16 @@ class Scheduler:
         """Whose row of the plan that is; None when it is not running any more."""
         request = self._live.get(int(plan.request_ids[index]))
         return request if request is not None and request.row == plan.rows[index] else None
+
+    def _take_prompts(self, plan: StepPlan, output: StepOutput) -> tuple[tuple[int, PromptLogprobs], ...]:
+        """Logprobs of prompts, of the requests that live; each id's are delivered once in its life."""
+        delivered = []
+        for index, logprobs in output.prompts.items():
+            request = self._request_of(plan, index)
+            if request is not None:
+                request.num_scored = self._table.add_scored(int(plan.rows[index]), len(logprobs.chosen))
+                delivered.append((request.request_id, logprobs))
+        return tuple(delivered)
 
     def _append(self, rows: I32, token_ids: I32) -> None:
         """Give each row its new token and end those for which it was the last."""
@@ -421,7 +442,15 @@ class Scheduler:
     def _leave(self, request: Request) -> None:
         self._rows.leave(request, None if self._in_flight is None else self._in_flight.step_id)
 
-    def _events(self, request_ids: I64, token_ids: I32, logprobs: dict[int, LogprobRow]) -> StepEvents:
-        events = StepEvents(request_ids, token_ids, logprobs, tuple(self._started), tuple(self._finished))
+    def _events(
+        self,
+        request_ids: I64,
+        token_ids: I32,
+        logprobs: dict[int, LogprobRow],
+        prompts: tuple[tuple[int, PromptLogprobs], ...] = (),
+    ) -> StepEvents:
+        events = StepEvents(
+            request_ids, token_ids, logprobs, tuple(self._started), tuple(self._finished), prompts
+        )
         self._started, self._finished = [], []
         return events

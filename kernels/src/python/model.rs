@@ -25,6 +25,15 @@ type Sampled<'py> = (
     Bound<'py, PyArray2<f32>>,
 );
 
+/// Whether finite, logprobs and ranks of the given ids, top ids and their logprobs one after the other.
+type Scored<'py> = (
+    Bound<'py, PyArray1<bool>>,
+    Bound<'py, PyArray1<f32>>,
+    Bound<'py, PyArray1<i32>>,
+    Bound<'py, PyArray1<i32>>,
+    Bound<'py, PyArray1<f32>>,
+);
+
 /// A model on the processor.
 #[pyclass(name = "Model", module = "rung_kernels")]
 pub(super) struct PyModel {
@@ -160,6 +169,8 @@ impl PyModel {
         py.detach(|| self.model.copy_blocks(sources, targets)).map_err(value_error)
     }
 
+    #[pyo3(signature = (token_ids, query_start, num_computed, block_tables, sample_rows, scored_tokens=None))]
+    #[expect(clippy::too_many_arguments, reason = "columns of one step")]
     fn forward(
         &mut self,
         py: Python<'_>,
@@ -168,6 +179,7 @@ impl PyModel {
         num_computed: PyReadonlyArray1<'_, i32>,
         block_tables: PyReadonlyArray2<'_, i32>,
         sample_rows: PyReadonlyArray1<'_, i32>,
+        scored_tokens: Option<PyReadonlyArray1<'_, i32>>,
     ) -> PyResult<()> {
         let batch = Batch {
             token_ids: token_ids.as_slice()?,
@@ -176,6 +188,10 @@ impl PyModel {
             block_tables: block_tables.as_slice()?,
             table_width: block_tables.shape()[1],
             sample_rows: sample_rows.as_slice()?,
+            scored_tokens: match &scored_tokens {
+                Some(tokens) => tokens.as_slice()?,
+                None => &[],
+            },
         };
         py.detach(|| self.model.forward(&batch)).map_err(value_error)
     }
@@ -222,6 +238,34 @@ impl PyModel {
             column(|scores| scores.logit - scores.logsumexp),
             tops,
             logits,
+        ))
+    }
+
+    fn score<'py>(
+        &mut self,
+        py: Python<'py>,
+        target_ids: PyReadonlyArray1<'py, i32>,
+        num_top: PyReadonlyArray1<'py, i32>,
+    ) -> PyResult<Scored<'py>> {
+        let target_ids = target_ids.as_slice()?;
+        let num_top: Vec<usize> = num_top
+            .as_slice()?
+            .iter()
+            .map(|&count| usize::try_from(count))
+            .collect::<Result<_, _>>()
+            .map_err(|_| PyValueError::new_err("num_top holds a negative number"))?;
+        if num_top.len() != target_ids.len() {
+            return Err(PyValueError::new_err("target_ids and num_top differ in length"));
+        }
+        let scores = py.detach(|| self.model.score_targets(target_ids, &num_top)).map_err(value_error)?;
+        let finite = || scores.iter().filter(|scores| scores.is_finite);
+        let tops = || finite().flat_map(|scores| scores.top.iter().map(move |top| (scores, top)));
+        Ok((
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.is_finite).collect()),
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.logit - scores.logsumexp).collect()),
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.rank as i32).collect()),
+            PyArray1::from_vec(py, tops().map(|(_, (id, _))| *id).collect()),
+            PyArray1::from_vec(py, tops().map(|(scores, (_, logit))| logit - scores.logsumexp).collect()),
         ))
     }
 

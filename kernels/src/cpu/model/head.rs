@@ -1,6 +1,7 @@
-//! The output head: logits of the rows that sample, and what is wanted of them.
+//! The output head: logits of the rows that sample or are scored, and what is wanted of them.
 #![expect(unsafe_code, reason = "units write disjoint rows of one buffer")]
 
+use std::ops::{Not, Range};
 use std::time::Instant;
 
 use super::forward::HEAD;
@@ -15,7 +16,7 @@ use crate::cpu::shared::SharedSlice;
 /// Rows whose logits exist at once, so that many rows of a large vocabulary take little memory.
 const TILE_ROWS: usize = 64;
 
-/// The head's input of the rows that sample.
+/// The head's input of the rows that sample, then of the tokens that are scored.
 #[derive(Debug, Default)]
 pub(super) struct Head {
     /// `[num_rows, width]`.
@@ -35,12 +36,12 @@ impl Head {
 }
 
 impl Model {
-    /// Keep the rows of `x` that sample, after the norm if there is one.
+    /// Keep the rows of `x` that get logits, after the norm if there is one.
     pub(super) fn keep_head_rows(&mut self, x: usize, norm: Option<(usize, f32)>, weight: usize) {
         let width = matrix(&self.weights, weight).num_inputs();
         let x = self.buffers[x].float();
         self.head.matrix = Some(weight);
-        for &token in &self.tokens.last_tokens {
+        for &token in self.tokens.last_tokens.iter().chain(&self.tokens.scored_tokens) {
             let row = &x[token * width..(token + 1) * width];
             let start = self.head.rows.len();
             self.head.rows.extend_from_slice(row);
@@ -61,9 +62,42 @@ impl Model {
         wanted: &[Wanted],
         all_logits: &mut Vec<f32>,
     ) -> Result<Vec<Scores>, ModelError> {
+        let sampling = 0..self.tokens.last_tokens.len();
+        self.time_head(sampling, wanted, all_logits)
+    }
+
+    /// Run the head for the scored tokens of the last `forward`: how likely each of `target_ids`
+    /// is there, its rank, and the `num_top` likeliest.
+    pub fn score_targets(
+        &mut self,
+        target_ids: &[i32],
+        num_top: &[usize],
+    ) -> Result<Vec<Scores>, ModelError> {
+        let outside = target_ids
+            .iter()
+            .find(|&&id| usize::try_from(id).is_ok_and(|id| id < self.settings.vocab_size).not());
+        if let Some(id) = outside {
+            return Err(ModelError::Settings(format!("target id {id} is outside the vocabulary")));
+        }
+        let wanted: Vec<Wanted> = target_ids
+            .iter()
+            .zip(num_top)
+            .map(|(&id, &count)| Wanted { choice: Choice::Given(id), num_top: Some(count) })
+            .collect();
+        let first = self.tokens.last_tokens.len();
+        let scored = first..first + self.tokens.scored_tokens.len();
+        self.time_head(scored, &wanted, &mut Vec::new())
+    }
+
+    fn time_head(
+        &mut self,
+        rows: Range<usize>,
+        wanted: &[Wanted],
+        all_logits: &mut Vec<f32>,
+    ) -> Result<Vec<Scores>, ModelError> {
         let start = Instant::now();
         let mut head = std::mem::take(&mut self.head);
-        let result = self.run_head(&mut head, wanted, all_logits);
+        let result = self.run_head(&mut head, rows, wanted, all_logits);
         self.head = head;
         self.times[HEAD] += start.elapsed().as_nanos() as u64;
         result
@@ -72,14 +106,16 @@ impl Model {
     fn run_head(
         &self,
         head: &mut Head,
+        range: Range<usize>,
         wanted: &[Wanted],
         all_logits: &mut Vec<f32>,
     ) -> Result<Vec<Scores>, ModelError> {
-        if wanted.len() != head.finite.len() {
+        // A step that failed has kept fewer rows than it was to.
+        if wanted.len() != range.len() || head.finite.len() < range.end {
             return Err(ModelError::Settings(format!(
                 "{} rows to sample and {} in the last step",
                 wanted.len(),
-                head.finite.len()
+                range.len().min(head.finite.len())
             )));
         }
         let Some(weight) = head.matrix.filter(|_| !wanted.is_empty()) else {
@@ -90,7 +126,7 @@ impl Model {
         let mut scores = vec![Scores::default(); wanted.len()];
         for first in (0..wanted.len()).step_by(TILE_ROWS) {
             let tile = first..wanted.len().min(first + TILE_ROWS);
-            let rows = &head.rows[tile.start * width..tile.end * width];
+            let rows = &head.rows[(range.start + tile.start) * width..(range.start + tile.end) * width];
             if head.logits.len() < tile.len() * vocab_size {
                 head.logits.resize(tile.len() * vocab_size, 0.0);
             }
@@ -108,7 +144,7 @@ impl Model {
             let logits = &head.logits[..tile.len() * vocab_size];
             self.score(logits, &wanted[tile.clone()], &mut scores[tile.clone()])?;
             for (row, row_logits) in tile.zip(logits.chunks_exact(vocab_size)) {
-                scores[row].is_finite &= head.finite[row];
+                scores[row].is_finite &= head.finite[range.start + row];
                 if wanted[row].choice == Choice::Host {
                     all_logits.extend_from_slice(row_logits);
                 }

@@ -24,6 +24,8 @@ pub enum Choice {
     Best,
     /// At random.
     Draw(Draw),
+    /// It is known already.
+    Given(i32),
     /// Elsewhere, from all logits.
     Host,
 }
@@ -37,6 +39,8 @@ pub struct Scores {
     pub id: i32,
     /// Its logit.
     pub logit: f32,
+    /// Of a given id, its place among all: 1 is the likeliest, ties go to the lower id.
+    pub rank: u32,
     /// ln of the sum of exp(logit) over the vocabulary, if log-probabilities are wanted.
     pub logsumexp: f32,
     /// The likeliest ids with their logits, as many as wanted: likeliest first, ties to the lower id.
@@ -74,16 +78,21 @@ impl Kernel for ScoreRow<'_> {
         let (Some(&best), true) = (best.first(), is_finite) else {
             return Scores::default();
         };
+        let mut rank = 0;
         let (id, logit) = match self.wanted.choice {
             Choice::Best => best,
             Choice::Draw(draw) => draw.run(s, logits, best.1),
+            Choice::Given(id) => {
+                rank = logits.rank(id);
+                (id, self.logits[id as usize])
+            }
             Choice::Host => return Scores { is_finite, ..Scores::default() },
         };
         let (logsumexp, top) = match self.wanted.num_top {
             Some(count) => (logsumexp(s, self.logits, best.1), logits.top(count)),
             None => (0.0, Vec::new()),
         };
-        Scores { is_finite, id, logit, logsumexp, top }
+        Scores { is_finite, id, logit, rank, logsumexp, top }
     }
 }
 
@@ -107,6 +116,14 @@ impl Logits<'_> {
             }
         }
         top
+    }
+
+    /// The place of an id in `ranked`, counted from 1.
+    fn rank(&self, id: i32) -> u32 {
+        let (before, from) = self.values.split_at(id as usize);
+        let logit = from[0];
+        let larger = from.iter().filter(|&&other| other > logit).count();
+        (1 + before.iter().filter(|&&other| other >= logit).count() + larger) as u32
     }
 
     /// All with their places, the largest first, ties to the lower place.
@@ -182,6 +199,13 @@ mod tests {
                 let expected: Vec<_> = order.iter().take(5).map(|&id| (id as i32, logits[id])).collect();
                 assert_eq!(scores.top, expected);
                 assert!(score(isa, &logits, 0).top.is_empty());
+                for (place, &id) in order.iter().enumerate().step_by(7) {
+                    let wanted = Wanted { choice: Choice::Given(id as i32), num_top: Some(2) };
+                    let given = isa.dispatch(ScoreRow { logits: &logits, wanted });
+                    assert_eq!((given.id, given.rank), (id as i32, place as u32 + 1));
+                    assert_eq!(given.logit.to_bits(), logits[id].to_bits());
+                    assert_eq!(given.top, expected.iter().take(2).copied().collect::<Vec<_>>());
+                }
             }
         }
     }
