@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rung.errors import RequestError
 from rung.request import Request, SamplingParams, StoppingParams
 from rung.runner.fake import FakeRunner, expected_tokens
 from rung.scheduler import Scheduler, SchedulerConfig
@@ -27,6 +28,10 @@ def make_request(
     max_tokens: int = 4,
     min_tokens: int = 0,
     stop: Iterable[int] = (),
+    priority: int = 0,
+    deadline_s: float | None = None,
+    salt: bytes = b"",
+    group: int = -1,
     **sampling: float | int | None,
 ) -> Request:
     """A greedy request; a number as `prompt` makes that many ids, different for each request id."""
@@ -37,6 +42,10 @@ def make_request(
         np.array(list(prompt), dtype=np.int32),
         SamplingParams(**{"temperature": 0.0, **sampling}),
         StoppingParams(max_tokens, min_tokens, frozenset(stop)),
+        priority=priority,
+        deadline_s=deadline_s,
+        cache_salt=salt,
+        group_id=group,
     )
 
 
@@ -127,5 +136,7 @@ def assert_same(one: object, other: object) -> None:
         assert len(one) == len(other)
         for left, right in zip(one, other, strict=True):
             assert_same(left, right)
+    elif isinstance(one, RequestError):
+        assert (one.code, one.message) == (other.code, other.message)
     else:
         assert one == other

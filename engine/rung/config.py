@@ -29,6 +29,7 @@ DEFAULT_MODEL = "smollm2"
 RUNNERS = ("native", "reference", "fake")
 KV_CACHE_DTYPES = ("bf16", "f32", "int8")
 ACTIVATIONS = ("int8", "float")
+PREFIX_CACHE = ("on", "off")
 LOG_FORMATS = ("human", "json")
 # sockaddr_un holds 108 bytes on Linux and 104 on macOS, with a final zero.
 MAX_SOCKET_PATH_BYTES = 100
@@ -87,6 +88,8 @@ class ModelOptions:
     kv_cache_dtype:         how the native runner keeps keys and values; int8 has a scale per token and head.
     activations:            what the native runner multiplies quantized weights with: "int8" or "float".
     threads:                threads that compute; None: every core this process may use.
+    prefix_cache:           "on": keys and values of prompts and answers are kept while there is room, and
+                            found again by requests that begin alike; "off": they are not.
     fake_step_ms:           time that each step of the fake runner takes.
     """
 
@@ -95,10 +98,11 @@ class ModelOptions:
     max_num_batched_tokens: int = 512
     max_waiting: int = 1024
     kv_cache_bytes: int | None = None
-    runner: str = "reference"
+    runner: str = "native"
     kv_cache_dtype: str = KV_CACHE_DTYPES[0]
     activations: str = ACTIVATIONS[0]
     threads: int | None = None
+    prefix_cache: str = PREFIX_CACHE[0]
     fake_step_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -246,6 +250,7 @@ def model_options(settings: Settings) -> ModelOptions:
         kv_cache_dtype=settings.get("kv_cache_dtype", _choice(KV_CACHE_DTYPES)) or default.kv_cache_dtype,
         activations=settings.get("activations", _choice(ACTIVATIONS)) or default.activations,
         threads=threads or None,
+        prefix_cache=settings.get("prefix_cache", _choice(PREFIX_CACHE)) or default.prefix_cache,
         fake_step_ms=settings.get("fake_step_ms", integer(0, 60_000)) or 0,
     )
 
@@ -261,6 +266,7 @@ def engine_arguments(options: ModelOptions) -> list[str]:
         f"--kv-cache-dtype={options.kv_cache_dtype}",
         f"--activations={options.activations}",
         f"--threads={'auto' if options.threads is None else options.threads}",
+        f"--prefix-cache={options.prefix_cache}",
     ]
     if options.fake_step_ms:
         arguments.append(f"--fake-step-ms={options.fake_step_ms}")

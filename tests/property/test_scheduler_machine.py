@@ -1,6 +1,7 @@
 """The real scheduler on the fake runner under any order of requests, aborts, failures and steps.
 
-Two schedulers get the same calls, so that their plans can be compared.
+Prompts begin alike, so that prefixes are found, and samples of one prompt share it. Two schedulers
+get the same calls, so that their plans can be compared. The requests are those of two frontends.
 """
 
 from __future__ import annotations
@@ -25,10 +26,24 @@ from tests.scheduling import (
 STEP_FAILED = RequestError(ErrorCode.INTERNAL, "The step failed.")
 ROW_FAILED = RequestError(ErrorCode.NON_FINITE, "The row failed.")
 
+SESSIONS = (1 << 32, 2 << 32)
+
 token_ids = st.integers(0, VOCAB_SIZE - 1)
+
+
+def prompt(length: int, family: int, tail: list[int]) -> list[int]:
+    """Prompts of one family begin alike."""
+    return [(family + 5 * position) % VOCAB_SIZE for position in range(length)] + tail
+
+
 requests = st.fixed_dictionaries(
     {
-        "prompt": st.lists(token_ids, min_size=1, max_size=8) | st.lists(token_ids, min_size=20, max_size=24),
+        "prompt": st.builds(
+            prompt,
+            st.integers(1, 8) | st.integers(16, 22),
+            st.integers(0, 1),
+            st.lists(token_ids, max_size=2),
+        ),
         "max_tokens": st.integers(1, 4) | st.integers(16, 24),
         "min_tokens": st.integers(0, 8) | st.just(24),
         "stop": st.just(()) | st.sets(token_ids, max_size=12),
@@ -36,6 +51,8 @@ requests = st.fixed_dictionaries(
         "seed": st.integers(0, 2**64 - 1),
         "sample_index": st.integers(0, 3),
         "top_logprobs": st.sampled_from([None, 0, 2]),
+        "salt": st.sampled_from([b"", b"", b"tenant"]),
+        "deadline_s": st.none() | st.integers(0, 20),
     }
 )
 
@@ -47,6 +64,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         super().__init__()
         self.accepted: dict[int, Request] = {}
         self.aborted: set[int] = set()
+        self.order: list[int] = []
+        self.sampled: set[int] = set()
         self.answers = Answers()
         self.next_id = 0
 
@@ -55,26 +74,39 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 6),
         spare_budget=st.integers(0, 12),
         max_waiting=st.integers(3, 12),
+        prefix_cache=st.sampled_from([True, True, False]),
     )
-    def make(self, num_blocks: int, max_num_seqs: int, spare_budget: int, max_waiting: int) -> None:
+    def make(
+        self, num_blocks: int, max_num_seqs: int, spare_budget: int, max_waiting: int, prefix_cache: bool
+    ) -> None:
         limits = {
             "num_blocks": num_blocks,
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_seqs + spare_budget,
             "max_waiting": max_waiting,
             "max_model_len": 48,
+            "prefix_cache": prefix_cache,
         }
         self.scheduler, self.twin = make_scheduler(**limits), make_scheduler(**limits)
         self.runner = make_runner(self.scheduler)
 
-    @rule(siblings=st.lists(requests, min_size=1, max_size=3))
-    def add(self, siblings: list[dict[str, object]]) -> None:
-        ids = range(self.next_id, self.next_id + len(siblings))
-        self.next_id += len(siblings)
-        made = [make_request(request_id, **kwargs) for request_id, kwargs in zip(ids, siblings, strict=True)]
-        copies = [
-            make_request(request_id, **kwargs) for request_id, kwargs in zip(ids, siblings, strict=True)
-        ]
+    @rule(given=st.lists(requests, min_size=1, max_size=3), session=st.sampled_from(SESSIONS))
+    def add(self, given: list[dict[str, object]], session: int) -> None:
+        self.add_all(given, session)
+
+    @rule(given=requests, count=st.integers(2, 4), session=st.sampled_from(SESSIONS))
+    def add_samples(self, given: dict[str, object], count: int, session: int) -> None:
+        """Samples of one prompt, which differ in their index alone."""
+        group = session + self.next_id
+        self.add_all([{**given, "sample_index": index, "group": group} for index in range(count)], session)
+
+    def add_all(self, given: list[dict[str, object]], session: int) -> None:
+        ids = [session + self.next_id + index for index in range(len(given))]
+        self.next_id += len(given)
+        made, copies = (
+            [make_request(request_id, **kwargs) for request_id, kwargs in zip(ids, given, strict=True)]
+            for _ in range(2)
+        )
         waiting = self.scheduler.stats().num_waiting
         try:
             self.scheduler.add(*made)
@@ -84,13 +116,14 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self.twin.add(*copies)
         self.accepted.update(zip(ids, made, strict=True))
+        self.order += ids
 
     @rule(count=st.integers(1, 20))
     def run_steps(self, count: int) -> None:
         for _ in range(count):
             self.step()
 
-    @precondition(lambda self: self.next_id)
+    @precondition(lambda self: self.order)
     @rule(data=st.data(), count=st.integers(1, 3), when=st.sampled_from(["between steps", "within a step"]))
     def abort_some(self, data: st.DataObject, count: int, when: str) -> None:
         plan, twin_plan = self.plan() if when == "within a step" else (None, None)
@@ -111,10 +144,15 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         live = self.accepted.keys() - self.answers.finished.keys()
         self.deliver(self.scheduler.fail(plan, STEP_FAILED, 1.0), self.twin.fail(twin_plan, STEP_FAILED, 1.0))
-        assert live & self.answers.finished.keys() == set(plan.request_ids.tolist())
+        ended = {id_ for id_ in live & self.answers.finished.keys() if not self.is_overdue(id_)}
+        assert ended == set(plan.request_ids.tolist())
+
+    def is_overdue(self, request_id: int) -> bool:
+        error = self.answers.finished[request_id].error
+        return error is not None and error.code is ErrorCode.DEADLINE
 
     def abort(self, data: st.DataObject) -> None:
-        request_id = data.draw(st.integers(0, self.next_id - 1))
+        request_id = data.draw(st.sampled_from(self.order))
         self.scheduler.abort(request_id)
         self.twin.abort(request_id)
         if request_id in self.accepted and request_id not in self.answers.finished:
@@ -124,6 +162,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         plan, twin_plan = self.plan()
         if plan is not None:
             self.land(plan, twin_plan)
+        else:
+            self.deliver(self.scheduler.take_events(), self.twin.take_events())
 
     def plan(self) -> tuple[StepPlan | None, StepPlan | None]:
         preemptions = self.scheduler.stats().preemptions_total
@@ -146,9 +186,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert plan.num_rows <= self.scheduler.config.max_num_seqs
         assert (plan.query_lens >= 1).all()
         assert len(set(plan.rows.tolist())) == plan.num_rows
-        # The oldest request is in every step: nobody can hold it up for ever.
-        oldest = min(request_id for request_id in self.accepted if request_id not in self.answers.finished)
-        assert oldest in plan.request_ids.tolist() or oldest in self.aborted
+        # A row that has got a token gets its next one at once, whatever else waits.
+        planned = set(plan.request_ids.tolist())
+        assert {id_ for id_ in self.sampled if self.accepted[id_].row >= 0} <= planned
+        self.sampled = set(plan.request_ids[plan.sample_rows].tolist())
 
     def land(
         self, plan: StepPlan, twin_plan: StepPlan, failed: dict[int, RequestError] | None = None
@@ -182,6 +223,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert got == expected[: len(got)]
             assert (finished.reason is FinishReason.CANCELLED) == (finished.error is None)
             assert finished.reason is FinishReason.ERROR or finished.request_id in self.aborted
+            if self.is_overdue(finished.request_id):
+                assert request.deadline_s is not None
+                assert not got
 
     @invariant()
     def books_are_in_order(self) -> None:
@@ -189,17 +233,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.scheduler.check_integrity()
             stats = self.scheduler.stats()
             live = len(self.accepted) - len(self.answers.finished)
-            assert stats.num_running + stats.num_waiting == live
+            assert stats.num_running + stats.num_waiting <= live
 
     def teardown(self) -> None:
         """Whatever was accepted ends, in as many steps as its tokens at most."""
         if not self.accepted:
             return
         live = [request for id_, request in self.accepted.items() if id_ not in self.answers.finished]
-        for _ in range(sum(request.max_total_tokens for request in live)):
+        for _ in range(sum(request.max_total_tokens for request in live) + 1):
+            self.step()
             if not self.scheduler.has_work:
                 break
-            self.step()
             self.scheduler.check_integrity()
         assert self.answers.finished.keys() == self.accepted.keys()
         assert self.scheduler.stats().num_blocks_used == 0

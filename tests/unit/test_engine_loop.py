@@ -264,7 +264,7 @@ def test_wrong_number_of_tokens_from_the_runner_is_a_failed_step(caplog):
 
 def test_broken_books_kill_an_idle_engine():
     harness = Harness(make_scheduler())
-    harness.scheduler._pool.allocate(1)
+    harness.scheduler._rows.kv.allocate(1)
     harness.thread.start()
     harness.join()
     assert [type(error) for error in harness.deaths] == [IntegrityError]
@@ -272,7 +272,7 @@ def test_broken_books_kill_an_idle_engine():
 
 def test_books_are_checked_only_when_asked():
     harness = Harness(make_scheduler(), check_integrity=False)
-    harness.scheduler._pool.allocate(1)
+    harness.scheduler._rows.kv.allocate(1)
     harness.thread.start()
     submit_and_wait(harness, make_request(1))
     harness.engine.stop()

@@ -9,6 +9,7 @@ from rung.errors import ConfigError, ErrorCode, RequestError
 from rung.kv.integrity import IntegrityError
 from rung.request import FinishReason
 from rung.scheduler.batch import LogprobRow, StepOutput
+from rung.scheduler.waiting import WaitingQueue
 from tests.scheduling import (
     VOCAB_SIZE,
     Answers,
@@ -342,7 +343,7 @@ def test_step_that_raised_ends_its_rows_and_no_others():
 
 
 def test_blocks_of_a_failed_step_are_freed_with_those_it_was_to_wipe():
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(prefix_cache=False)
     runner = make_runner(scheduler)
     scheduler.add(make_request(1, 4, max_tokens=1), make_request(2, 4))
     step(scheduler, runner)
@@ -463,9 +464,9 @@ def test_id_may_come_again_after_its_end():
 # Preemption
 
 
-def preempting():
+def preempting(**changes):
     """Two requests in a pool that holds both prompts and only one full answer."""
-    scheduler = make_scheduler(num_blocks=6)
+    scheduler = make_scheduler(num_blocks=6, **changes)
     old, young = make_request(1, 4, max_tokens=16), make_request(2, 4, max_tokens=16)
     scheduler.add(old, young)
     return scheduler, make_runner(scheduler), old, young
@@ -499,7 +500,7 @@ def test_preempted_request_keeps_its_answer_and_its_place():
 
 
 def test_preempted_request_resumes_at_the_front_and_computes_everything_again():
-    scheduler, runner, _, young = preempting()
+    scheduler, runner, _, young = preempting(prefix_cache=False)
     while not scheduler.stats().preemptions_total:
         step(scheduler, runner)
     known = len(young.token_ids)
@@ -508,6 +509,8 @@ def test_preempted_request_resumes_at_the_front_and_computes_everything_again():
         plan, _ = step(scheduler, runner)
     assert plan.num_computed[plan.request_ids == 2].tolist() == [0]
     assert lens(plan)[2] == min(known, scheduler.config.max_num_batched_tokens)
+    # Its last token had been chosen and had no KV yet.
+    assert scheduler.stats().recomputed_tokens_total == known - 1
 
 
 def test_nothing_is_admitted_in_a_step_that_preempted():
@@ -570,7 +573,7 @@ def test_queue_and_prefill_times_come_from_commits():
 
 
 def test_freed_blocks_are_told_once_by_the_next_plan():
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(prefix_cache=False)
     runner = make_runner(scheduler)
     scheduler.add(make_request(1, 6, max_tokens=1))
     assert step(scheduler, runner)[0].freed_blocks.tolist() == []
@@ -623,18 +626,18 @@ def test_plans_take_turns():
 
 def test_integrity_check_sees_a_leaked_block():
     scheduler = make_scheduler()
-    scheduler._pool.allocate(1)
+    scheduler._rows.kv.allocate(1)
     with pytest.raises(IntegrityError):
         scheduler.check_integrity()
 
 
 def test_integrity_check_sees_a_lost_row_and_a_lost_request():
     scheduler = make_scheduler()
-    scheduler._empty_rows.pop()
+    scheduler._rows._empty.pop()
     with pytest.raises(IntegrityError, match="state rows"):
         scheduler.check_integrity()
     scheduler = make_scheduler()
     scheduler.add(make_request(1))
-    scheduler._waiting.clear()
+    scheduler._waiting = WaitingQueue()
     with pytest.raises(IntegrityError, match="live requests"):
         scheduler.check_integrity()

@@ -190,5 +190,11 @@ def _add_model_options(parser: Parser) -> None:
         help=f"sequences that may wait; more are refused (default: {_DEFAULTS.max_waiting})",
     )
     engine.add_argument(
+        "--prefix-cache",
+        metavar="SWITCH",
+        help="on: keep keys and values of what was computed while there is room, for requests that begin "
+        f"alike; off: do not (default: {_DEFAULTS.prefix_cache})",
+    )
+    engine.add_argument(
         "--fake-step-ms", metavar="MS", help="time that a step of the fake runner takes (default: 0)"
     )

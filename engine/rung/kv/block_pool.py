@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 class BlockPool:
     """Reference-counted block ids 0..num_blocks.
 
-    The free list is first in, first out: reuse is deterministic, and as late as it can be, which
-    gives a stale read the best chance of being noticed.
+    A block is free, held, or idle: released by its last holder and not given back, because what it
+    stores is still worth something. The free list is first in, first out: reuse is deterministic,
+    and as late as it can be, which gives a stale read the best chance of being noticed.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -22,18 +23,13 @@ class BlockPool:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in the pool, free or held."""
+        """Blocks in the pool, whatever their state."""
         return len(self._ref_counts)
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody holds."""
+        """Blocks in the free list."""
         return len(self._free)
-
-    @property
-    def num_used(self) -> int:
-        """Blocks that somebody holds."""
-        return len(self._ref_counts) - len(self._free)
 
     @property
     def free_blocks(self) -> tuple[int, ...]:
@@ -45,6 +41,10 @@ class BlockPool:
         """Holders of each block."""
         return tuple(self._ref_counts)
 
+    def ref_count(self, block: int) -> int:
+        """Holders of one block."""
+        return self._ref_counts[block]
+
     def allocate(self, count: int) -> list[int]:
         """Take `count` free blocks, each with one holder. The caller has checked `num_free`."""
         if count > len(self._free):
@@ -54,15 +54,13 @@ class BlockPool:
             self._ref_counts[block] = 1
         return blocks
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Add one holder to each of these held blocks."""
+    def hold(self, blocks: Iterable[int]) -> None:
+        """Add one holder to each of these held or idle blocks."""
         for block in blocks:
-            if self._ref_counts[block] == 0:
-                raise RuntimeError(f"KV block {block} is free and cannot be shared")
             self._ref_counts[block] += 1
 
-    def free(self, blocks: Iterable[int]) -> list[int]:
-        """Take one holder from each block; return those that nobody holds any more, now free."""
+    def release(self, blocks: Iterable[int]) -> list[int]:
+        """Take one holder from each block; return those that nobody holds any more, now idle."""
         released = []
         for block in blocks:
             if self._ref_counts[block] == 0:
@@ -70,5 +68,8 @@ class BlockPool:
             self._ref_counts[block] -= 1
             if self._ref_counts[block] == 0:
                 released.append(block)
-        self._free.extend(released)
         return released
+
+    def give_back(self, blocks: Iterable[int]) -> None:
+        """Put idle blocks at the end of the free list."""
+        self._free.extend(blocks)

@@ -158,10 +158,11 @@ class FakeRunner:
         return self._info
 
     def forward(self, plan: StepPlan) -> None:
-        """Poison the freed blocks, then store the slots of the plan's tokens."""
+        """Poison the freed blocks, copy blocks, then store the slots of the plan's tokens."""
         if self._step_s > 0:
             time.sleep(self._step_s)
         self._kv[plan.freed_blocks] = np.uint64(POISON)
+        self._kv[plan.block_copies[:, 1]] = self._kv[plan.block_copies[:, 0]]
         query_lens = plan.query_lens
         self._check_covered(plan, plan.num_computed + query_lens)
         folds = self._fold(plan.block_tables, plan.num_computed)

@@ -37,7 +37,10 @@ class Runner(Protocol):
         ...
 
     def forward(self, plan: StepPlan) -> None:
-        """Compute the plan's tokens and store their KV. The plan's `freed_blocks` are wiped first."""
+        """Compute the plan's tokens and store their KV.
+
+        Before that the plan's `freed_blocks` may be wiped, and then its `block_copies` are made.
+        """
         ...
 
     def sample(self, plan: StepPlan) -> StepOutput:

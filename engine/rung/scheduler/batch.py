@@ -146,8 +146,10 @@ class StepPlan:
     block_tables [R, B] i32 -1 past the end; covers num_computed + query length
     sample_rows  [S] i32    indices into R, ascending; the row's last query token is its last known one
     sampling     columns over S
-    freed_blocks [F] i32    blocks released since the last plan; a runner may poison them
-                            before it stores KV (some may already belong to a row of this plan)
+    freed_blocks [F] i32    blocks whose content was dropped since the last plan; a runner may poison
+                            them before it does anything else (some may already belong to a row of
+                            this plan)
+    block_copies [C, 2] i32 (source, target): blocks to be copied before KV is stored
     prompts      None: no row wants logprobs of its prompt
     """
 
@@ -161,6 +163,7 @@ class StepPlan:
     sample_rows: I32
     sampling: SamplingColumns
     freed_blocks: I32
+    block_copies: I32 = field(default_factory=lambda: np.empty((0, 2), dtype=np.int32))
     prompts: PromptColumns | None = None
 
     @property
@@ -243,7 +246,11 @@ class StepEvents:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Counts after the last call; totals are since the scheduler was made."""
+    """Counts after the last call; totals are since the scheduler was made.
+
+    recomputed_tokens_total: tokens computed again after preemptions.
+    cached_tokens_total:     prompt tokens whose KV was reused.
+    """
 
     num_running: int
     num_waiting: int
@@ -252,3 +259,5 @@ class SchedulerStats:
     preemptions_total: int
     prompt_tokens_total: int
     generation_tokens_total: int
+    recomputed_tokens_total: int = 0
+    cached_tokens_total: int = 0

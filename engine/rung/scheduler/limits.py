@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits. All are at least 1.
+    """Limits, all at least 1, and what the scheduler does within them.
 
     num_blocks:             KV blocks of the runner.
     block_size:             tokens per block.
@@ -22,6 +22,7 @@ class SchedulerConfig:
     max_num_batched_tokens: tokens per step, over all rows.
     max_waiting:            requests accepted and not yet running.
     max_model_len:          tokens of one request, prompt and answer.
+    prefix_cache:           whether KV of prefixes is kept and found again.
     """
 
     num_blocks: int
@@ -30,11 +31,13 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_waiting: int
     max_model_len: int
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if getattr(self, item.name) < 1:
-                raise ConfigError(f"{item.name} is {getattr(self, item.name)}; it must be at least 1.")
+            value = getattr(self, item.name)
+            if not isinstance(value, bool) and value < 1:
+                raise ConfigError(f"{item.name} is {value}; it must be at least 1.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs is "

@@ -35,6 +35,9 @@ class StateTable:
     request_id   [N] i64       -1: the row is empty
     num_prompt, num_tokens, num_computed, min_total, max_total   [N] i32
                                min_total: stop ids are banned while num_tokens is below it
+    num_stored   [N] i32       tokens whose KV a step that has landed stored; num_computed runs ahead
+                               of it by what is in flight
+    num_named    [N] i32       blocks from the first on that need no name in the prefix cache any more
     started      [N] bool      the request's first token exists
     token_ids    [N, max_model_len] i32
     num_blocks, max_blocks [N] i32   blocks held, and held at most in its life
@@ -49,6 +52,8 @@ class StateTable:
         self.num_prompt = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_stored = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_named = np.zeros(max_num_seqs, dtype=np.int32)
         self.min_total = np.zeros(max_num_seqs, dtype=np.int32)
         self.max_total = np.zeros(max_num_seqs, dtype=np.int32)
         self.started = np.zeros(max_num_seqs, dtype=np.bool_)
@@ -73,14 +78,16 @@ class StateTable:
         self._num_scored = np.zeros(max_num_seqs, dtype=np.int32)
         self._distinct_prompt_ids = [np.empty(0, dtype=np.int32)] * max_num_seqs
 
-    def enter(self, row: int, request: Request) -> None:
-        """Fill an empty row with a request of which nothing is computed."""
+    def enter(self, row: int, request: Request, num_stored: int, num_named: int) -> None:
+        """Fill an empty row with a request whose first `num_stored` tokens have their KV."""
         sampling, stopping = request.sampling, request.stopping
         num_tokens = len(request.token_ids)
         self.request_id[row] = request.request_id
         self.num_prompt[row] = request.num_prompt_tokens
         self.num_tokens[row] = num_tokens
-        self.num_computed[row] = 0
+        self.num_computed[row] = num_stored
+        self.num_stored[row] = num_stored
+        self.num_named[row] = num_named
         self.min_total[row] = request.num_prompt_tokens + min(stopping.min_tokens, stopping.max_tokens)
         self.max_total[row] = request.max_total_tokens
         self.started[row] = request.started

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import secrets
 import socket
 import stat
 import sys
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 # The I/O thread must not wait for the loop thread longer than this to get the interpreter.
 SWITCH_INTERVAL_S = 0.0005
+# Of the prefix cache's names: new with each process, so that no client can aim at another's blocks.
+CACHE_KEY_BYTES = 32
 
 
 def run_engine(config: EngineConfig, path: Path, name: str | None, life: ProcessLife) -> int:
@@ -74,7 +77,8 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
         max_model_len=kv.max_model_len,
         max_num_seqs=config.options.max_num_seqs,
         max_waiting=config.options.max_waiting,
-        supports_grammar=True,
+        supports_grammar=bool(metadata.tokenizer.eos_token_ids),
+        prefix_cache=config.options.prefix_cache == "on",
     )
     publisher = Publisher()
     deaths: list[Exception] = []
@@ -119,7 +123,9 @@ def _build_engine(
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_waiting=options.max_waiting,
             max_model_len=kv.max_model_len,
-        )
+            prefix_cache=options.prefix_cache == "on",
+        ),
+        cache_key=secrets.token_bytes(CACHE_KEY_BYTES),
     )
 
     def on_dead(error: Exception) -> None:
