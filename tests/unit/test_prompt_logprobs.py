@@ -75,7 +75,7 @@ def test_a_prompt_that_is_computed_again_is_told_on_from_where_it_was() -> None:
     table = StateTable(max_num_seqs=2, max_model_len=32, num_blocks=8, block_size=4)
     request = asking(make_request(1, range(10, 20)), top=3)
     request.num_scored = 4
-    table.enter(1, request)
+    table.enter(1, request, num_stored=0, num_named=0)
     rows = np.array([1], dtype=np.int32)
 
     def told(num_computed: int, length: int) -> tuple[list[int], list[int]]:
