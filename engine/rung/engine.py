@@ -37,6 +37,7 @@ class StepTiming:
     step_host_ns:      scheduling and commit.
     step_device_ns:    forward and sample.
     predicted_step_ms: what the step was expected to take; 0 when the engine could not tell.
+    grammar_ns:        masks of the step, computed beside the forward pass.
     """
 
     loop_seq: int
@@ -45,6 +46,7 @@ class StepTiming:
     predicted_step_ms: int
     rows: int
     tokens: int
+    grammar_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +218,26 @@ class Engine:
         done_ns = time.monotonic_ns()
         elapsed_s = (done_ns - self._last_commit_ns) / 1e9
         self._last_commit_ns = done_ns
+        grammar_ns = 0
         if isinstance(output, RequestError):
             events = scheduler.fail(plan, output, elapsed_s)
         else:
+            grammar_ns = output.grammar_ns
             events = scheduler.commit(plan, output, elapsed_s)
             self._learn((done_ns - launch_ns) / 1e6 / plan.num_tokens)
         host_ns = launch_ns - start_ns + time.monotonic_ns() - done_ns
         device_ns = done_ns - launch_ns
         self._publish(
             events,
-            StepTiming(self._loop_seq, host_ns, device_ns, predicted_ms, plan.num_rows, plan.num_tokens),
+            StepTiming(
+                self._loop_seq,
+                host_ns,
+                device_ns,
+                predicted_ms,
+                plan.num_rows,
+                plan.num_tokens,
+                grammar_ns,
+            ),
         )
 
     def _run_step(self, plan: StepPlan) -> StepOutput | RequestError:

@@ -37,6 +37,7 @@ class SamplingParams:
     rules:       on single ids; None: none that would change anything.
     prompt_top_logprobs: None: no logprobs of the prompt; n >= 0: of its ids from the second on, and n
                  alternatives for each.
+    grammar:     of llguidance, in its JSON form, that the answer follows; None: free text.
     """
 
     temperature: float = 1.0
@@ -49,6 +50,7 @@ class SamplingParams:
     typical_p: float = 1.0
     rules: TokenRules | None = None
     prompt_top_logprobs: int | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

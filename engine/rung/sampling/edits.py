@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 Ids = npt.NDArray[np.integer]
 
 _LARGEST = np.finfo(np.float32).max
@@ -52,6 +53,8 @@ def _edit(edited: F32, rows: I64, columns: SamplingColumns) -> None:
         ]
         _ban(edited, words)
     _ban(edited, [(place[row], ids) for row, ids in columns.banned_ids])
+    if columns.masks is not None:
+        _mask(edited, [place[row] for row in columns.masks.rows.tolist()], columns.masks.bits)
 
 
 def _penalise_repetition(edited: F32, ruled: Sequence[RuledRow], places: Sequence[int]) -> None:
@@ -107,6 +110,14 @@ def _ban(edited: F32, banned: Sequence[tuple[int, Ids]]) -> None:
     if banned:
         rows, ids = _pairs(banned)
         edited[rows, ids] = -np.inf
+
+
+def _mask(edited: F32, places: Sequence[int], bits: U32) -> None:
+    vocab_size = edited.shape[1]
+    # One row at a time, so that a row's logits stay in the cache.
+    for at, words in zip(places, bits.astype("<u4", copy=False), strict=True):
+        allowed = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+        np.copyto(edited[at], -np.inf, where=~allowed)
 
 
 def _pairs(rows: Iterable[tuple[int, Ids]]) -> tuple[I64, I64]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Bool = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
@@ -40,6 +41,18 @@ class RuledRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which ids some sampling rows may choose.
+
+    rows [G] i64                         indices in 0..S, ascending
+    bits [G, ceil(vocab_size / 32)] u32  bit k of word w stands for id 32 w + k; set: allowed
+    """
+
+    rows: I64
+    bits: U32
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingColumns:
     """Parameters of the S rows that sample, in plan order.
 
@@ -54,6 +67,7 @@ class SamplingColumns:
     typical_p    [S] f32    1 keeps all
     banned_ids   one entry per row that has some: (index in 0..S, ids that must not be chosen)
     ruled        one entry per row that has rules on single ids, by rising index
+    masks        None: no row follows a grammar. Filled in between planning and sampling
     """
 
     temperature: F32
@@ -67,12 +81,14 @@ class SamplingColumns:
     typical_p: F32
     banned_ids: tuple[tuple[int, I32], ...] = ()
     ruled: tuple[RuledRow, ...] = ()
+    masks: TokenMasks | None = None
 
     def edited_rows(self) -> I64:
         """Rows whose logits are changed before a token is chosen, ascending: [E] i64."""
-        if not self.banned_ids and not self.ruled:
+        masked = [] if self.masks is None else self.masks.rows.tolist()
+        if not self.banned_ids and not self.ruled and not masked:
             return np.empty(0, dtype=np.int64)
-        return np.unique([index for index, _ in self.banned_ids] + [row.index for row in self.ruled])
+        return np.unique([index for index, _ in self.banned_ids] + [row.index for row in self.ruled] + masked)
 
     def special_rows(self) -> Bool:
         """Rows that want more than the best id or a draw by temperature, top-k and top-p: [S] bool."""
@@ -86,12 +102,16 @@ class SamplingColumns:
         changes: dict[str, object] = {
             item.name: getattr(self, item.name)[rows]
             for item in fields(self)
-            if item.name not in {"banned_ids", "ruled"}
+            if item.name not in {"banned_ids", "ruled", "masks"}
         }
         changes["banned_ids"] = tuple((place[row], ids) for row, ids in self.banned_ids if row in place)
         changes["ruled"] = tuple(
             replace(row, index=place[row.index]) for row in self.ruled if row.index in place
         )
+        if self.masks is not None:
+            kept = np.flatnonzero(np.isin(self.masks.rows, rows))
+            places = np.searchsorted(rows, self.masks.rows[kept])
+            changes["masks"] = TokenMasks(places, self.masks.bits[kept])
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -197,12 +217,14 @@ class StepOutput:
     logprobs  {index in 0..S: LogprobRow} for rows that asked
     failed    {index in 0..R: error} for rows that must end, such as non-finite logits
     prompts   {index in 0..R: logprobs} for rows of `StepPlan.prompts`
+    grammar_ns that masks took, beside the forward pass
     """
 
     token_ids: I32
     logprobs: dict[int, LogprobRow]
     failed: dict[int, RequestError]
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
+    grammar_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

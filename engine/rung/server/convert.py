@@ -67,6 +67,7 @@ class EngineFacts:
     max_num_seqs:  rows that run at once; max_waiting: rows that may wait.
     max_samples:   handles in one Submit.
     prefix_cache:  whether KV of prefixes is kept and found again.
+    supports_grammar: the tokenizer can be used with grammars.
     """
 
     model: ModelMetadata
@@ -83,6 +84,8 @@ class EngineFacts:
     max_allowed_token_ids: int = 16384
     max_bad_words: int = 256
     max_bad_word_tokens: int = 64
+    max_grammar_bytes: int = 1024 * 1024
+    supports_grammar: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -101,6 +104,8 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
     ]
     if facts.prefix_cache:
         capabilities.append(model_pb2.CAPABILITY_PREFIX_CACHE)
+    if facts.supports_grammar:
+        capabilities.append(model_pb2.CAPABILITY_GRAMMAR)
     if facts.batch_invariant:
         capabilities.append(model_pb2.CAPABILITY_BATCH_INVARIANT)
     return model_pb2.DescribeResponse(
@@ -130,6 +135,7 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
             max_allowed_token_ids=facts.max_allowed_token_ids,
             max_bad_words=facts.max_bad_words,
             max_bad_word_tokens=facts.max_bad_word_tokens,
+            max_grammar_bytes=facts.max_grammar_bytes,
         ),
         capabilities=capabilities,
         tokenizer_files=[
@@ -269,6 +275,7 @@ def stats(counts: SchedulerStats, timing: StepTiming) -> step_pb2.EngineStats:
         step_tokens=timing.tokens,
         step_host_ns=timing.step_host_ns,
         step_device_ns=timing.step_device_ns,
+        grammar_ns=timing.grammar_ns,
         preemptions_total=counts.preemptions_total,
         prompt_tokens_total=counts.prompt_tokens_total,
         generation_tokens_total=counts.generation_tokens_total,

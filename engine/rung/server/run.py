@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING
 
 from rung.engine import Engine
 from rung.errors import ConfigError
+from rung.grammar.compiler import GrammarCompiler
+from rung.grammar.gate import GrammarGate
+from rung.grammar.runner import GrammarRunner
+from rung.grammar.states import GrammarStates
 from rung.models.loader import open_model
 from rung.scheduler import Scheduler, SchedulerConfig
 from rung.server import process
@@ -74,17 +78,22 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
         max_num_seqs=config.options.max_num_seqs,
         max_waiting=config.options.max_waiting,
         prefix_cache=config.options.prefix_cache == "on",
+        supports_grammar=True,
     )
     publisher = Publisher()
     deaths: list[Exception] = []
-    engine = _build_engine(runner, kv, config.options, publisher, deaths)
-    server = EngineServer(engine, facts, publisher, config.listen, credentials)
+    grammars = GrammarStates(facts.vocab_size)
+    runner = GrammarRunner(runner, grammars)
+    engine = _build_engine(runner, kv, config.options, publisher, grammars, deaths)
+    gate = GrammarGate(engine, _grammar_compiler(metadata), grammars, publisher.reject)
+    server = EngineServer(gate, facts, publisher, config.listen, credentials)
     life.on_stop(engine.stop)
     print(f"Engine listening on {server.start()}", file=sys.stderr, flush=True)
     watchdog = process.Watchdog(engine.heartbeat)
     watchdog.start()
     engine.run()
     watchdog.stop()
+    gate.close()
     server.stop("The engine has failed." if deaths else "The engine is shutting down.")
     runner.close()
     if publisher.num_dropped_rows:
@@ -92,8 +101,19 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
     return process.EXIT_DEAD if deaths else 0
 
 
+def _grammar_compiler(metadata: ModelMetadata) -> GrammarCompiler:
+    tokenizer = metadata.tokenizer
+    text = tokenizer.files["tokenizer.json"].decode()
+    return GrammarCompiler(text, metadata.config.vocab_size, tokenizer.eos_token_ids)
+
+
 def _build_engine(
-    runner: Runner, kv: KvPlan, options: ModelOptions, publisher: Publisher, deaths: list[Exception]
+    runner: Runner,
+    kv: KvPlan,
+    options: ModelOptions,
+    publisher: Publisher,
+    grammars: GrammarStates,
+    deaths: list[Exception],
 ) -> Engine:
     scheduler = Scheduler(
         SchedulerConfig(
@@ -116,8 +136,8 @@ def _build_engine(
     engine = Engine(
         scheduler,
         runner,
-        publisher.publish,
-        on_rejected=publisher.reject,
+        grammars.forgetting_ended(publisher.publish),
+        on_rejected=grammars.forgetting_rejected(publisher.reject),
         on_dead=on_dead,
         check_integrity=True,
     )

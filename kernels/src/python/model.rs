@@ -263,7 +263,7 @@ impl PyModel {
         Ok((
             PyArray1::from_vec(py, scores.iter().map(|scores| scores.is_finite).collect()),
             PyArray1::from_vec(py, scores.iter().map(|scores| scores.logit - scores.logsumexp).collect()),
-            PyArray1::from_vec(py, scores.iter().map(|scores| scores.rank as i32).collect()),
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.rank.cast_signed()).collect()),
             PyArray1::from_vec(py, tops().map(|(_, (id, _))| *id).collect()),
             PyArray1::from_vec(py, tops().map(|(scores, (_, logit))| logit - scores.logsumexp).collect()),
         ))
