@@ -52,10 +52,10 @@ SUBMIT_CHANGES = {
     "stopping.stop_token_ids": [4],
     "stopping.ignore_eos": True,
     "logprobs.top_n": 3,
+    "logprobs.prompt_top_n": 2,
     "priority": 2,
     "deadline_ms": 1500,
     "cache_salt": b"tenant",
-    "logprobs.prompt_top_n": 2,
 }
 
 
@@ -97,8 +97,8 @@ def shown(request: Request) -> tuple[object, ...]:
         request.request_id,
         request.prompt_ids.tolist(),
         replace(request.sampling, rules=None),
-        request.stopping,
         None if rules is None else [str(getattr(rules, item.name)) for item in fields(rules)],
+        request.stopping,
         request.priority,
         request.deadline_s,
         request.cache_salt,
@@ -180,20 +180,16 @@ def test_every_field_of_the_description_is_filled() -> None:
 
 
 def test_capabilities_say_what_the_runner_can() -> None:
-    every = set(convert.describe(FACTS).capabilities)
-    assert every >= {
-        model_pb2.CAPABILITY_LOGPROBS,
-        model_pb2.CAPABILITY_PRIORITY,
-        model_pb2.CAPABILITY_SAMPLING_EXTRA,
-        model_pb2.CAPABILITY_PROMPT_LOGPROBS,
-    }
-    for fact, capability in (
-        ("batch_invariant", model_pb2.CAPABILITY_BATCH_INVARIANT),
-        ("supports_grammar", model_pb2.CAPABILITY_GRAMMAR),
-        ("prefix_cache", model_pb2.CAPABILITY_PREFIX_CACHE),
-    ):
-        less = replace(FACTS, **{fact: False})
-        assert set(convert.describe(less).capabilities) == every - {capability}
+    facts = replace(FACTS)
+    switched = {"batch_invariant": model_pb2.CAPABILITY_BATCH_INVARIANT}
+    switched |= {"prefix_cache": model_pb2.CAPABILITY_PREFIX_CACHE}
+    switched |= {"supports_grammar": model_pb2.CAPABILITY_GRAMMAR}
+    everything = set(convert.describe(facts).capabilities)
+    assert everything >= {model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_PRIORITY, *switched.values()}
+    for field, capability in switched.items():
+        object.__setattr__(facts, field, False)
+        assert set(convert.describe(facts).capabilities) == everything - {capability}
+        object.__setattr__(facts, field, True)
 
 
 def test_a_rejection_names_its_handles() -> None:

@@ -66,8 +66,8 @@ class EngineFacts:
     max_model_len: prompt and answer together, in tokens.
     max_num_seqs:  rows that run at once; max_waiting: rows that may wait.
     max_samples:   handles in one Submit.
-    prefix_cache:  whether KV of prefixes is kept and found again.
     supports_grammar: the tokenizer can be used with grammars.
+    prefix_cache:  whether KV of prefixes is kept and found again.
     """
 
     model: ModelMetadata
@@ -102,10 +102,10 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
         model_pb2.CAPABILITY_SAMPLING_EXTRA,
         model_pb2.CAPABILITY_PROMPT_LOGPROBS,
     ]
-    if facts.prefix_cache:
-        capabilities.append(model_pb2.CAPABILITY_PREFIX_CACHE)
     if facts.supports_grammar:
         capabilities.append(model_pb2.CAPABILITY_GRAMMAR)
+    if facts.prefix_cache:
+        capabilities.append(model_pb2.CAPABILITY_PREFIX_CACHE)
     if facts.batch_invariant:
         capabilities.append(model_pb2.CAPABILITY_BATCH_INVARIANT)
     return model_pb2.DescribeResponse(
@@ -252,7 +252,7 @@ def _stopping(stopping: generation_pb2.Stopping, num_prompt: int, facts: EngineF
 
 def _cache_salt(submit: generation_pb2.Submit) -> bytes:
     if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
-        raise invalid(
+        raise _invalid(
             f"cache_salt may have at most {MAX_CACHE_SALT_BYTES} bytes, but it has {len(submit.cache_salt)}."
         )
     return submit.cache_salt

@@ -77,8 +77,8 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
         max_model_len=kv.max_model_len,
         max_num_seqs=config.options.max_num_seqs,
         max_waiting=config.options.max_waiting,
+        supports_grammar=bool(metadata.tokenizer.eos_token_ids),
         prefix_cache=config.options.prefix_cache == "on",
-        supports_grammar=True,
     )
     publisher = Publisher()
     deaths: list[Exception] = []
