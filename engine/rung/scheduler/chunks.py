@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 MIN_CHUNK_TOKENS = 32
 # Of the step's token budget, which prompts get however long the step is without them.
-FLOOR_SHARE = 1 / 16
+FLOOR_SHARE = 1 / 32
 MAX_GROWTH = 1.25
 
 
@@ -53,17 +53,17 @@ class LatencyChunks:
         self._block_size = block_size
         floor = max(MIN_CHUNK_TOKENS, int(FLOOR_SHARE * step_tokens))
         self._floor = -(-floor // block_size) * block_size
-        self._last = self._floor
+        self._last: int | None = None
 
     def limit(self, decodes: StepShape, context: int, room: int) -> int:
         """See `ChunkPolicy`."""
         if decodes.num_tokens == 0:
             return room
-        most = (
-            self._predictor.most_tokens(decodes, context, self._target_s)
-            if self._predictor.num_observed
-            else 0
-        )
-        most = min(most, max(int(MAX_GROWTH * self._last), self._last + self._block_size))
+        if self._predictor.num_observed == 0:
+            self._last = self._floor
+            return min(self._floor, room)
+        most = self._predictor.most_tokens(decodes, context, self._target_s)
+        if self._last is not None:
+            most = min(most, max(int(MAX_GROWTH * self._last), self._last + self._block_size))
         self._last = max(most // self._block_size * self._block_size, self._floor)
         return min(self._last, room)

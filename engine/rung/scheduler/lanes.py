@@ -10,8 +10,10 @@ from typing import Protocol
 LONG_SHARE = 0.25
 MAX_LONG_SHARE = 0.75
 AGED_S = 60.0
-# So long may short requests start before a long one that finds no room.
+# So long may short requests start before a long one that finds no room, and so long does it have to
+# leave this part of the KV memory to them.
 MAX_OVERTAKEN_S = 30.0
+SHORT_MEMORY_SHARE = 1 / 8
 
 
 class LanePolicy(Protocol):
@@ -32,6 +34,10 @@ class LanePolicy(Protocol):
         """Whether short ones may start before a long one that has waited so long for room."""
         ...
 
+    def kept_memory(self, waited_s: float) -> float:
+        """Part of the KV memory that a long one which has waited so long leaves to short ones."""
+        ...
+
 
 class OneLane:
     """First come, first served, whatever the length."""
@@ -50,6 +56,11 @@ class OneLane:
         """See `LanePolicy`."""
         del waited_s
         return False
+
+    def kept_memory(self, waited_s: float) -> float:
+        """See `LanePolicy`."""
+        del waited_s
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +84,7 @@ class TwoLanes:
     def may_overtake(self, waited_s: float) -> bool:
         """See `LanePolicy`."""
         return waited_s < MAX_OVERTAKEN_S
+
+    def kept_memory(self, waited_s: float) -> float:
+        """See `LanePolicy`."""
+        return SHORT_MEMORY_SHARE if waited_s < MAX_OVERTAKEN_S else 0.0

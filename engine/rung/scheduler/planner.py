@@ -225,9 +225,11 @@ class Planner:
             if most <= 0 or (is_long and is_long_stuck):
                 continue
             num_tokens = missing if missing <= most else self._whole_blocks(start.num_stored, most)
-            taken = self._start(request, start, num_tokens, available)
+            waited_s = self._now_s - request.queued_at_s
+            kept = int(lanes.kept_memory(waited_s) * kv.num_blocks) if is_long else 0
+            taken = self._start(request, start, num_tokens, available - kept)
             if taken is None:
-                if not (is_long and lanes.may_overtake(self._now_s - request.queued_at_s)):
+                if not (is_long and lanes.may_overtake(waited_s)):
                     break
                 is_long_stuck = True
                 continue

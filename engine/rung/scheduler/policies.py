@@ -46,8 +46,8 @@ class PolicyConfig:
     victims: str = VICTIMS[0]
     itl_target_s: float = 0.1
     fixed_step_tokens: int = 2048
-    forecast_quantile: float = 0.8
-    over_commit: float = 1.0
+    forecast_quantile: float = 0.5
+    over_commit: float = 1.1
 
     def __post_init__(self) -> None:
         for name, values in (

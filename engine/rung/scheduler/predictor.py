@@ -8,7 +8,10 @@ from dataclasses import dataclass
 MEMORY = 0.97
 # Weight of what was known before as against one observed step.
 PRIOR_WEIGHT = 0.02
-SWEEPS = 12
+SWEEPS = 8
+# After so many steps the coefficients are brought up to date with every so many further ones only.
+NUM_FIRST_STEPS = 16
+STEPS_PER_FIT = 8
 # A step that took longer than predicted makes the predictions longer by as much at once; they come
 # back by this part of the difference per step.
 RELAX = 0.15
@@ -58,7 +61,6 @@ class StepTimePredictor:
         self._moment = [0.0] * n
         self._coefficients = [0.0] * n
         self._slowdown = 1.0
-        self._is_fitted = True
         self.num_observed = 0
 
     def observe(self, shape: StepShape, elapsed_s: float) -> None:
@@ -79,8 +81,9 @@ class StepTimePredictor:
                 row[index] = MEMORY * row[index] + weight * left * right
         for index, left in enumerate(columns):
             self._moment[index] = MEMORY * self._moment[index] + weight * left * elapsed_s
-        self._is_fitted = False
         self.num_observed += 1
+        if self.num_observed <= NUM_FIRST_STEPS or self.num_observed % STEPS_PER_FIT == 0:
+            self._solve()
 
     def predict(self, shape: StepShape) -> float:
         """Seconds that a step of this shape should take; 0 while nothing is known."""
@@ -102,8 +105,6 @@ class StepTimePredictor:
         return int((root - per_token_s) / (2 * per_square_s))
 
     def _fit(self, shape: StepShape) -> float:
-        if not self._is_fitted:
-            self._solve()
         return sum(c * x for c, x in zip(self._coefficients, shape.columns(), strict=True))
 
     def _solve(self) -> None:
@@ -119,4 +120,3 @@ class StepTimePredictor:
                 scale = row[index] + pull
                 if scale > 0:
                     coefficients[index] = max(0.0, (moment[index] - others + pull * before[index]) / scale)
-        self._is_fitted = True

@@ -52,10 +52,10 @@ class Scheduler:
         self._live: dict[int, Request] = {}
         self._waiting = WaitingQueue()
         self._starts = StartFinder(self._table, self._rows.prefixes)
-        self.predictor = StepTimePredictor()
+        self._predictor = StepTimePredictor()
         self._policies = build_policies(
             config.policies,
-            self.predictor,
+            self._predictor,
             block_size=config.block_size,
             step_tokens=config.max_num_batched_tokens,
         )
@@ -134,7 +134,7 @@ class Scheduler:
         elapsed_s: since the last commit, or since the engine woke up.
         """
         self._land(plan, elapsed_s)
-        self.predictor.observe(shape_of(plan), elapsed_s)
+        self._predictor.observe(shape_of(plan), elapsed_s)
         for index, error in output.failed.items():
             request = self._request_of(plan, index)
             if request is not None:
@@ -175,6 +175,14 @@ class Scheduler:
             self._end(request, FinishReason.ERROR, error=error)
         self._rows.drop_left()
         return self.take_events()
+
+    def predicted_s(self, plan: StepPlan) -> float:
+        """How long a plan should take; 0 while nothing is known."""
+        return self._predictor.predict(shape_of(plan))
+
+    def learn(self, shape: StepShape, elapsed_s: float) -> None:
+        """A step of this shape took so long on this machine."""
+        self._predictor.observe(shape, elapsed_s)
 
     def take_events(self) -> StepEvents:
         """Events that no commit has delivered: what aborts ended while nothing was in flight."""

@@ -252,7 +252,7 @@ def _stopping(stopping: generation_pb2.Stopping, num_prompt: int, facts: EngineF
 
 def _cache_salt(submit: generation_pb2.Submit) -> bytes:
     if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
-        raise _invalid(
+        raise invalid(
             f"cache_salt may have at most {MAX_CACHE_SALT_BYTES} bytes, but it has {len(submit.cache_salt)}."
         )
     return submit.cache_salt
