@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from rung.errors import RequestError
 from rung.request import Request, SamplingParams, StoppingParams
 from rung.runner.fake import FakeRunner, expected_tokens
 from rung.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.policies import PolicyConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rung.scheduler.batch import StepEvents, StepPlan
 
 VOCAB_SIZE = 61
+# Lets in whatever begins to fit, so that rows that grow have to displace others.
+CARELESS = PolicyConfig(admission="first-chunk", victims="youngest", lanes="one", chunks="fixed")
 MAX_STEPS = 10_000
 
 
@@ -49,7 +52,7 @@ def make_request(
     )
 
 
-def make_scheduler(**changes: int) -> Scheduler:
+def make_scheduler(**changes: Any) -> Scheduler:
     """A scheduler of 32 blocks of 4 tokens, with the named limits changed."""
     limits = {
         "num_blocks": 32,

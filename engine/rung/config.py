@@ -90,6 +90,8 @@ class ModelOptions:
     threads:                threads that compute; None: every core this process may use.
     prefix_cache:           "on": keys and values of prompts and answers are kept while there is room, and
                             found again by requests that begin alike; "off": they are not.
+    itl_target_ms:          time between two tokens of a stream that the prompts of others may cause.
+    kv_over_commit:         running requests may be forecast to need the KV memory this many times over.
     fake_step_ms:           time that each step of the fake runner takes.
     """
 
@@ -103,6 +105,8 @@ class ModelOptions:
     activations: str = ACTIVATIONS[0]
     threads: int | None = None
     prefix_cache: str = PREFIX_CACHE[0]
+    itl_target_ms: int = 100
+    kv_over_commit: float = 1.1
     fake_step_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -251,6 +255,8 @@ def model_options(settings: Settings) -> ModelOptions:
         activations=settings.get("activations", _choice(ACTIVATIONS)) or default.activations,
         threads=threads or None,
         prefix_cache=settings.get("prefix_cache", _choice(PREFIX_CACHE)) or default.prefix_cache,
+        itl_target_ms=settings.get("itl_target_ms", integer(1, 600_000)) or default.itl_target_ms,
+        kv_over_commit=settings.get("kv_over_commit", _factor) or default.kv_over_commit,
         fake_step_ms=settings.get("fake_step_ms", integer(0, 60_000)) or 0,
     )
 
@@ -267,6 +273,8 @@ def engine_arguments(options: ModelOptions) -> list[str]:
         f"--activations={options.activations}",
         f"--threads={'auto' if options.threads is None else options.threads}",
         f"--prefix-cache={options.prefix_cache}",
+        f"--itl-target-ms={options.itl_target_ms}",
+        f"--kv-over-commit={options.kv_over_commit!r}",
     ]
     if options.fake_step_ms:
         arguments.append(f"--fake-step-ms={options.fake_step_ms}")
@@ -347,6 +355,16 @@ def _seconds(text: str, origin: str) -> float:
         value = math.nan
     if not 0 <= value <= 86_400:
         raise ConfigError(f"{origin} must be a number of seconds from 0 to 86400, but it is {text!r}.")
+    return value
+
+
+def _factor(text: str, origin: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= 16:
+        raise ConfigError(f"{origin} must be a factor from 1 to 16, but it is {text!r}.")
     return value
 
 

@@ -26,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 # A second failing step in a row means that the device, not a request, is broken.
 MAX_CONSECUTIVE_FAILURES = 2
-# Weight of the newest step in the estimate of the time per token.
-ESTIMATE_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,6 @@ class Engine:
         self._stats = scheduler.stats()
         self._last_commit_ns = 0
         self._num_failures = 0
-        self._ms_per_token = 0.0
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hand in the samples of one request: all are accepted or all are rejected."""
@@ -211,7 +208,7 @@ class Engine:
         if plan is None:
             self._publish(scheduler.take_events(), StepTiming(self._loop_seq, 0, 0, 0, 0, 0))
             return
-        predicted_ms = round(self._ms_per_token * plan.num_tokens)
+        predicted_ms = round(scheduler.predicted_s(plan) * 1e3)
         launch_ns = time.monotonic_ns()
         self._step = _RunningStep(launch_ns, predicted_ms)
         output = self._run_step(plan)
@@ -224,7 +221,6 @@ class Engine:
         else:
             grammar_ns = output.grammar_ns
             events = scheduler.commit(plan, output, elapsed_s)
-            self._learn((done_ns - launch_ns) / 1e6 / plan.num_tokens)
         host_ns = launch_ns - start_ns + time.monotonic_ns() - done_ns
         device_ns = done_ns - launch_ns
         self._publish(
@@ -256,11 +252,6 @@ class Engine:
             )
         self._num_failures = 0
         return output
-
-    def _learn(self, ms_per_token: float) -> None:
-        if self._ms_per_token == 0.0:
-            self._ms_per_token = ms_per_token
-        self._ms_per_token += ESTIMATE_WEIGHT * (ms_per_token - self._ms_per_token)
 
     def _publish(self, events: StepEvents, timing: StepTiming) -> None:
         self._stats = self._scheduler.stats()

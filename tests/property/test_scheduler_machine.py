@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from rung.errors import ErrorCode, RequestError
 from rung.request import Finished, FinishReason, Request
 from rung.scheduler.batch import StepEvents, StepOutput, StepPlan
+from rung.scheduler.policies import ADMISSIONS, CHUNKS, LANES, VICTIMS, PolicyConfig
 from tests.scheduling import (
     VOCAB_SIZE,
     Answers,
@@ -53,7 +54,21 @@ requests = st.fixed_dictionaries(
         "top_logprobs": st.sampled_from([None, 0, 2]),
         "salt": st.sampled_from([b"", b"", b"tenant"]),
         "deadline_s": st.none() | st.integers(0, 20),
+        "priority": st.sampled_from([0, 0, 0, 7]),
     }
+)
+
+
+# More often than not such that rows which grow have to displace others.
+policies = st.builds(
+    PolicyConfig,
+    chunks=st.sampled_from(CHUNKS),
+    lanes=st.sampled_from(LANES),
+    admission=st.sampled_from(["first-chunk", *ADMISSIONS]),
+    victims=st.sampled_from(VICTIMS),
+    itl_target_s=st.sampled_from([0.5, 2.0]),
+    fixed_step_tokens=st.integers(6, 40),
+    over_commit=st.sampled_from([1.0, 4.0]),
 )
 
 
@@ -75,9 +90,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_budget=st.integers(0, 12),
         max_waiting=st.integers(3, 12),
         prefix_cache=st.sampled_from([True, True, False]),
+        policies=policies,
     )
     def make(
-        self, num_blocks: int, max_num_seqs: int, spare_budget: int, max_waiting: int, prefix_cache: bool
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        spare_budget: int,
+        max_waiting: int,
+        prefix_cache: bool,
+        policies: PolicyConfig,
     ) -> None:
         limits = {
             "num_blocks": num_blocks,
@@ -86,6 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "max_waiting": max_waiting,
             "max_model_len": 48,
             "prefix_cache": prefix_cache,
+            "policies": policies,
         }
         self.scheduler, self.twin = make_scheduler(**limits), make_scheduler(**limits)
         self.runner = make_runner(self.scheduler)

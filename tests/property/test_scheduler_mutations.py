@@ -70,7 +70,7 @@ def blocks_are_free_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     release = KvCache.release
 
     def release_all(self: KvCache, blocks: Sequence[int], num_tokens: int) -> None:
-        shared = [block for block in blocks if self.pool.ref_count(block) > 1]
+        shared = [block for block in blocks if self.pool.ref_counts[block] > 1]
         release(self, blocks, num_tokens)
         if shared and self.prefixes.name_of(shared[-1]) is None:
             self.pool.give_back(shared[-1:])

@@ -22,7 +22,7 @@ from rung.scheduler import Scheduler
 from rung.scheduler.batch import TokenMasks
 from tests.grammar_files import EOS, VOCAB_SIZE, byte_compiler, lark, schema
 from tests.sampling_oracle import PlainRules
-from tests.scheduling import Answers, make_scheduler
+from tests.scheduling import CARELESS, Answers, make_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Direct:
     """Engine, gate and loop in one thread: what a test needs of them."""
 
     def __init__(self, **limits: int) -> None:
-        self.scheduler: Scheduler = make_scheduler(**limits)
+        self.scheduler: Scheduler = make_scheduler(policies=CARELESS, **limits)
         self.compiler = byte_compiler()
         self.states = GrammarStates(VOCAB_SIZE)
         config = self.scheduler.config

@@ -11,6 +11,7 @@ from rung.request import FinishReason
 from rung.scheduler.batch import LogprobRow, StepOutput
 from rung.scheduler.waiting import WaitingQueue
 from tests.scheduling import (
+    CARELESS,
     VOCAB_SIZE,
     Answers,
     alone,
@@ -142,12 +143,13 @@ def test_prompt_is_cut_into_chunks_of_the_budget_and_samples_at_its_end():
 
 
 def test_decodes_come_before_chunks_and_chunks_before_new_requests():
-    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler = make_scheduler(max_num_batched_tokens=8, policies=CARELESS)
     runner = make_runner(scheduler)
     scheduler.add(make_request(1, 2), make_request(2, 14), make_request(3, 3), make_request(4, 3))
-    assert lens(step(scheduler, runner)[0]) == {1: 2, 2: 6}
-    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 7}
-    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 1, 3: 3, 4: 3}
+    # A chunk that does not end its prompt ends at a block's edge; what it leaves is the next one's.
+    assert lens(step(scheduler, runner)[0]) == {1: 2, 2: 4, 3: 2}
+    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 4, 3: 1, 4: 2}
+    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 4, 3: 1, 4: 1}
 
 
 def test_a_prompt_of_one_token_is_a_row_like_any_other():
@@ -195,11 +197,15 @@ def test_rows_stay_put_while_others_come_and_go():
     assert rows == [1] * 9
 
 
-def test_blocks_are_given_for_the_whole_prompt_at_once():
+def test_blocks_are_given_as_they_are_needed():
     scheduler = make_scheduler(max_num_batched_tokens=8)
     scheduler.add(make_request(1, 20))
-    scheduler.schedule()
-    assert scheduler.stats().num_blocks_used == 5
+    runner = make_runner(scheduler)
+    used = []
+    for _ in range(3):
+        step(scheduler, runner)
+        used.append(scheduler.stats().num_blocks_used)
+    assert used == [2, 4, 5]
 
 
 def test_only_rows_that_cross_a_block_edge_get_a_block():
@@ -466,7 +472,7 @@ def test_id_may_come_again_after_its_end():
 
 def preempting(**changes):
     """Two requests in a pool that holds both prompts and only one full answer."""
-    scheduler = make_scheduler(num_blocks=6, **changes)
+    scheduler = make_scheduler(num_blocks=6, policies=CARELESS, **changes)
     old, young = make_request(1, 4, max_tokens=16), make_request(2, 4, max_tokens=16)
     scheduler.add(old, young)
     return scheduler, make_runner(scheduler), old, young
@@ -546,7 +552,7 @@ def test_request_is_not_let_in_to_be_thrown_out_at_the_next_block_edge():
 
 
 def test_crowd_in_a_small_pool_ends_with_every_answer_right():
-    scheduler = make_scheduler(num_blocks=12, max_num_seqs=6)
+    scheduler = make_scheduler(num_blocks=12, max_num_seqs=6, policies=CARELESS)
     requests = [make_request(i, 1 + i % 9, max_tokens=30 - i, temperature=i % 2, seed=i) for i in range(24)]
     scheduler.add(*requests)
     answers = run_all(scheduler, make_runner(scheduler))

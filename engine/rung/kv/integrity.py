@@ -28,7 +28,7 @@ def check_blocks(kv: KvCache, tables: Mapping[int, Sequence[int]]) -> None:
             if not 0 <= block < num_blocks:
                 raise IntegrityError(f"request {owner} holds block {block} of a pool of {num_blocks}")
     owners = _counts([block for blocks in tables.values() for block in blocks], num_blocks)
-    counted = np.array(kv.pool.ref_counts, dtype=np.int64)
+    counted = kv.pool.ref_counts
     wrong = np.flatnonzero(owners != counted)
     if len(wrong):
         block = wrong[0]
@@ -50,11 +50,10 @@ def check_blocks(kv: KvCache, tables: Mapping[int, Sequence[int]]) -> None:
 
 def check_writable(owner: int, blocks: Sequence[int], first: int, kv: KvCache) -> None:
     """Check that the blocks that a row is yet to write, from `first` on, are its own and nobody's prefix."""
-    for block in blocks[first:]:
-        if kv.pool.ref_count(block) != 1:
-            raise IntegrityError(
-                f"request {owner} may write block {block}, which has {kv.pool.ref_count(block)} holders"
-            )
+    own = blocks[first:]
+    for block, holders in zip(own, kv.pool.holders(own), strict=True):
+        if holders != 1:
+            raise IntegrityError(f"request {owner} may write block {block}, which has {holders} holders")
         if kv.prefixes.name_of(block) is not None:
             raise IntegrityError(f"request {owner} may write block {block}, which others may find")
 

@@ -45,8 +45,8 @@ class KvCache:
 
     def share(self, blocks: Sequence[int]) -> None:
         """Hold blocks that are held or idle, once more each."""
-        for block in blocks:
-            if self.pool.ref_count(block) == 0:
+        for block, count in zip(blocks, self.pool.holders(blocks), strict=True):
+            if count == 0:
                 self.prefixes.revive(block)
         self.pool.hold(blocks)
 
@@ -67,13 +67,13 @@ class KvCache:
         self._dropped |= dict.fromkeys(unnamed)
         self.pool.give_back(unnamed)
 
-    def num_exclusive(self, blocks: Iterable[int]) -> int:
+    def num_exclusive(self, blocks: Sequence[int]) -> int:
         """How many of these blocks one release would free."""
-        return sum(self.pool.ref_count(block) == 1 for block in blocks)
+        return self.pool.holders(blocks).count(1)
 
-    def num_held(self, blocks: Iterable[int]) -> int:
+    def num_held(self, blocks: Sequence[int]) -> int:
         """How many of these blocks somebody holds."""
-        return sum(self.pool.ref_count(block) > 0 for block in blocks)
+        return len(blocks) - self.pool.holders(blocks).count(0)
 
     def take_dropped(self) -> list[int]:
         """Blocks whose content nobody may read any more, since the last call."""

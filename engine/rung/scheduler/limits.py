@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from rung.errors import ConfigError, ErrorCode, RequestError
+from rung.scheduler.policies import PolicyConfig
 from rung.scheduler.table import blocks_for
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ class SchedulerConfig:
     max_waiting:            requests accepted and not yet running.
     max_model_len:          tokens of one request, prompt and answer.
     prefix_cache:           whether KV of prefixes is kept and found again.
+    depth:                  plans that may be in flight; 1 means that each lands before the next is made.
+    policies:               how the budget, the memory and the order are decided.
     """
 
     num_blocks: int
@@ -32,11 +35,13 @@ class SchedulerConfig:
     max_waiting: int
     max_model_len: int
     prefix_cache: bool = True
+    depth: int = 1
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not isinstance(value, bool) and value < 1:
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
                 raise ConfigError(f"{item.name} is {value}; it must be at least 1.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

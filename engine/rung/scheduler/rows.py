@@ -16,25 +16,10 @@ from rung.scheduler.prefixes import PrefixIndex
 from rung.scheduler.table import StateTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rung.request import Request
     from rung.scheduler.batch import I32
     from rung.scheduler.limits import SchedulerConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """What a request finds when it starts.
-
-    blocks:     to be shared, each with all its tokens stored.
-    num_stored: tokens whose KV is there, those of a copied block included.
-    copied:     block whose first tokens are needed while its owner writes on; None: none.
-    """
-
-    blocks: Sequence[int]
-    num_stored: int
-    copied: int | None = None
+    from rung.scheduler.starts import Start
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +35,8 @@ class _Fenced:
 class RunningRows:
     """State rows, KV blocks and their order.
 
-    order: the rows that are in use, in the order of admission.
+    order:       the rows that are in use, in the order of admission.
+    last_step:   id of the newest step in flight; None when none is.
     """
 
     def __init__(self, config: SchedulerConfig, cache_key: bytes) -> None:
@@ -69,6 +55,7 @@ class RunningRows:
         self.order: I32 = np.empty(0, dtype=np.int32)
         # Next to be used last.
         self._empty = list(range(config.max_num_seqs - 1, -1, -1))
+        self.last_step: int | None = None
         self._requests: dict[int, Request] = {}
         self._fenced: list[_Fenced] = []
         self._copies: list[tuple[int, int]] = []
@@ -87,8 +74,11 @@ class RunningRows:
         """Who is in that row."""
         return self._requests[row]
 
-    def enter(self, request: Request, start: Start, num_blocks: int) -> int:
-        """Give a request a row, what it found, and new blocks up to `num_blocks` in all."""
+    def enter(self, request: Request, start: Start, num_blocks: int, planned: int) -> int:
+        """Give a request a row, what it found, and new blocks up to `num_blocks` in all.
+
+        planned: tokens for which it is to have room in the end.
+        """
         row = request.row = self._empty.pop()
         self._requests[row] = request
         shared = len(start.blocks)
@@ -99,24 +89,25 @@ class RunningRows:
         if start.copied is not None:
             self._copies.append((start.copied, blocks[shared]))
         self.table.enter(row, request, start.num_stored, shared)
+        self.table.planned[row] = planned
         self.table.add_blocks(row, blocks)
         self.order = np.append(self.order, np.int32(row))
         if start.num_stored + 1 < len(request.token_ids):
             self.prefixes.expect(request, shared)
         return row
 
-    def leave(self, request: Request, in_flight: int | None) -> None:
-        """Empty the request's row; steps up to `in_flight` keep its blocks until they land."""
+    def leave(self, request: Request) -> None:
+        """Empty the request's row; steps in flight keep it and its blocks until the last has landed."""
         row, table = request.row, self.table
         num_tokens = int(table.num_stored[row])
         blocks = table.leave(row)
         self.prefixes.expect_nothing(request)
         del self._requests[row]
         request.row = -1
-        if in_flight is None:
+        if self.last_step is None:
             self._free(row, blocks, num_tokens)
         else:
-            self._fenced.append(_Fenced(in_flight, row, blocks, num_tokens))
+            self._fenced.append(_Fenced(self.last_step, row, blocks, num_tokens))
 
     def drop_left(self) -> None:
         """Bring `order` up to date after rows were left."""
@@ -124,6 +115,8 @@ class RunningRows:
 
     def land(self, step_id: int) -> None:
         """The steps up to this one use nothing any more."""
+        if self.last_step == step_id:
+            self.last_step = None
         while self._fenced and self._fenced[0].step_id <= step_id:
             fenced = self._fenced.pop(0)
             self._free(fenced.row, fenced.blocks, fenced.num_tokens)
@@ -149,6 +142,12 @@ class RunningRows:
             else:
                 self.prefixes.expect_nothing(request)
 
+    def count_blocks(self, rows: I32) -> tuple[I32, I32]:
+        """How many blocks of each row are its own, and how many are others' too: two of [R] i32."""
+        tables = self.table.block_tables[rows]
+        holders = np.where(tables >= 0, self.kv.pool.ref_counts[tables], 0)
+        return (holders == 1).sum(axis=1, dtype=np.int32), (holders > 1).sum(axis=1, dtype=np.int32)
+
     def distrust(self, request: Request) -> None:
         """What the row's blocks store may be wrong, so that nobody is to find it."""
         self.prefixes.forget(self.table.blocks(request.row))
@@ -170,7 +169,7 @@ class RunningRows:
             check_coverage(
                 owner,
                 num_computed=int(table.num_computed[row]),
-                num_tokens=int(table.num_tokens[row]),
+                num_tokens=int(table.num_tokens[row] + table.num_pending[row]),
                 num_blocks=int(table.num_blocks[row]),
                 block_size=self._block_size,
             )

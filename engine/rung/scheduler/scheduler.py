@@ -6,7 +6,7 @@ device and reads no clock: durations enter through `commit`.
 
 from __future__ import annotations
 
-from itertools import islice
+from collections import deque
 
 import numpy as np
 
@@ -24,23 +24,23 @@ from rung.scheduler.batch import (
     StepPlan,
 )
 from rung.scheduler.limits import SchedulerConfig, check_fits
-from rung.scheduler.rows import RunningRows, Start
-from rung.scheduler.table import blocks_for
+from rung.scheduler.planner import Planner
+from rung.scheduler.policies import build_policies
+from rung.scheduler.predictor import StepShape, StepTimePredictor
+from rung.scheduler.rows import RunningRows
+from rung.scheduler.starts import StartFinder
 from rung.scheduler.waiting import WaitingQueue
-
-# Waiting requests that are looked at in one step; those behind have their turn when these have started.
-MAX_SCANNED = 64
 
 
 class Scheduler:
-    """First come, first served continuous batching with chunked prefill over paged KV.
+    """Continuous batching with chunked prefill over paged KV that is shared where it is the same.
 
     There is no prefill and no decode: a row's `num_computed` chases its `num_tokens`, and a row
-    that has caught up gets its next token. Running rows are the oldest requests, in the order in
-    which they came; blocks that run out are taken from the youngest, so the oldest always ends.
+    that has caught up gets its next token. `Planner` says what each step holds.
 
-    One plan is in flight at a time: `schedule`, then `commit` or `fail` with that plan. `add` and
-    `abort` are welcome between the two.
+    At most `config.depth` plans are in flight: `schedule`, then `commit` or `fail` with each plan in
+    turn. `add` and `abort` are welcome at any time. What a plan may use stays as it is until it has
+    landed.
 
     cache_key: secret of the prefix cache's names; what differs between processes and is known to none.
     """
@@ -51,19 +51,23 @@ class Scheduler:
         self._table = self._rows.table
         self._live: dict[int, Request] = {}
         self._waiting = WaitingQueue()
-        # Samples of one prompt that have not ended, by group.
-        self._groups: dict[int, dict[int, Request]] = {}
-        self._in_flight: StepPlan | None = None
+        self._starts = StartFinder(self._table, self._rows.prefixes)
+        self._predictor = StepTimePredictor()
+        self._policies = build_policies(
+            config.policies,
+            self._predictor,
+            block_size=config.block_size,
+            step_tokens=config.max_num_batched_tokens,
+        )
+        self._planner = Planner(config, self._rows, self._waiting, self._starts, self._policies)
+        self._in_flight: deque[StepPlan] = deque()
         self._started: list[Started] = []
         self._finished: list[Finished] = []
         self._clock_s = 0.0
         self._step_id = 0
         self._num_added = 0
-        self._preemptions_total = 0
         self._prompt_tokens_total = 0
         self._generation_tokens_total = 0
-        self._recomputed_tokens_total = 0
-        self._cached_tokens_total = 0
 
     @property
     def has_work(self) -> bool:
@@ -102,8 +106,7 @@ class Scheduler:
             self._num_added += 1
             self._live[request.request_id] = request
             self._waiting.add(request)
-            if request.group_id >= 0:
-                self._groups.setdefault(request.group_id, {})[request.request_id] = request
+            self._starts.add(request)
 
     def abort(self, request_id: int) -> None:
         """End a request as cancelled. Unknown and ended ids are ignored."""
@@ -114,16 +117,16 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None when there is nothing to run."""
-        if self._in_flight is not None:
-            raise RuntimeError(f"plan {self._in_flight.step_id} is in flight and has to land first")
+        if len(self._in_flight) >= self.config.depth:
+            raise RuntimeError(f"plan {self._in_flight[0].step_id} is in flight and has to land first")
         self._end_overdue()
-        rows, query_lens, preempted = self._select_running()
-        if not preempted:
-            rows, query_lens = self._admit(rows, query_lens)
+        rows, query_lens = self._planner.plan(self._clock_s)
         if len(rows) == 0:
             return None
-        self._in_flight = self._make_plan(rows, query_lens)
-        return self._in_flight
+        plan = self._make_plan(rows, query_lens)
+        self._in_flight.append(plan)
+        self._rows.last_step = plan.step_id
+        return plan
 
     def commit(self, plan: StepPlan, output: StepOutput, elapsed_s: float) -> StepEvents:
         """Take in what the runner computed for the plan in flight.
@@ -131,6 +134,7 @@ class Scheduler:
         elapsed_s: since the last commit, or since the engine woke up.
         """
         self._land(plan, elapsed_s)
+        self._predictor.observe(shape_of(plan), elapsed_s)
         for index, error in output.failed.items():
             request = self._request_of(plan, index)
             if request is not None:
@@ -165,13 +169,20 @@ class Scheduler:
 
     def fail_all(self, error: RequestError) -> StepEvents:
         """End every request with `error`, whatever is in flight: the engine stops here."""
-        if self._in_flight is not None:
-            self._rows.land(self._in_flight.step_id)
-            self._in_flight = None
+        while self._in_flight:
+            self._rows.land(self._in_flight.popleft().step_id)
         for request in list(self._live.values()):
             self._end(request, FinishReason.ERROR, error=error)
         self._rows.drop_left()
         return self.take_events()
+
+    def predicted_s(self, plan: StepPlan) -> float:
+        """How long a plan should take; 0 while nothing is known."""
+        return self._predictor.predict(shape_of(plan))
+
+    def learn(self, shape: StepShape, elapsed_s: float) -> None:
+        """A step of this shape took so long on this machine."""
+        self._predictor.observe(shape, elapsed_s)
 
     def take_events(self) -> StepEvents:
         """Events that no commit has delivered: what aborts ended while nothing was in flight."""
@@ -184,11 +195,11 @@ class Scheduler:
             num_waiting=len(self._waiting),
             num_blocks_used=self._rows.kv.num_used,
             num_blocks_total=self.config.num_blocks,
-            preemptions_total=self._preemptions_total,
+            preemptions_total=self._planner.preemptions_total,
             prompt_tokens_total=self._prompt_tokens_total,
             generation_tokens_total=self._generation_tokens_total,
-            recomputed_tokens_total=self._recomputed_tokens_total,
-            cached_tokens_total=self._cached_tokens_total,
+            recomputed_tokens_total=self._planner.recomputed_tokens_total,
+            cached_tokens_total=self._planner.cached_tokens_total,
         )
 
     def check_integrity(self) -> None:
@@ -201,117 +212,13 @@ class Scheduler:
         if running != set(self._table.request_id[self._rows.order].tolist()):
             raise IntegrityError("the requests that run are not those in the state rows")
 
-    def _select_running(self) -> tuple[I32, I32, bool]:
-        """Spend the budget on running rows and give them blocks.
-
-        Returns the rows [R], their query lengths [R], and whether anything was preempted.
-        """
-        preempted = False
-        while True:
-            rows, query_lens = self._spend_budget()
-            missing = self._table.missing_blocks(rows, query_lens)
-            if missing.sum() <= self._rows.kv.num_free:
-                break
-            self._preempt_youngest()
-            preempted = True
-        self._rows.grow(rows, missing)
-        return rows, query_lens, preempted
-
-    def _spend_budget(self) -> tuple[I32, I32]:
-        """Rows that are one token behind first, then chunks of the others, oldest first."""
-        table, running = self._table, self._rows.order
-        behind = table.num_tokens[running] - table.num_computed[running]
-        is_chunk = behind != 1
-        if not is_chunk.any():
-            return running, behind
-        order = np.argsort(is_chunk, kind="stable")
-        spent = np.minimum(np.cumsum(behind[order]), self.config.max_num_batched_tokens)
-        query_lens = np.diff(spent, prepend=0).astype(np.int32)
-        served = query_lens > 0
-        return running[order][served], query_lens[served]
-
-    def _admit(self, rows: I32, query_lens: I32) -> tuple[I32, I32]:
-        """Start waiting requests while budget, rows and blocks last; returns all rows of the step.
-
-        A request gets blocks for all its known tokens at once, not for its first chunk alone, and
-        only if every row that may still grow could get one block more: a prompt that is let in to
-        be thrown out halfway would be computed twice.
-        """
-        if not self._waiting:
-            return rows, query_lens
-        config, table, running = self.config, self._table, self._rows.order
-        budget = config.max_num_batched_tokens - int(query_lens.sum())
-        num_growing = int(np.count_nonzero(table.num_blocks[running] < table.max_blocks[running]))
-        self._rows.prefixes.start_step(is_idle=len(running) == 0)
-        new_rows: list[int] = []
-        new_lens: list[int] = []
-        entered: list[Request] = []
-        for request in islice(self._waiting, MAX_SCANNED):
-            if self._rows.num_empty == 0 or budget <= 0:
-                break
-            start = self._find_start(request)
-            if start is None:
-                continue
-            num_blocks = blocks_for(len(request.token_ids), config.block_size)
-            num_growing += num_blocks < blocks_for(request.max_total_tokens, config.block_size)
-            is_alone = len(running) == 0 and not new_rows
-            needed = num_blocks - self._rows.kv.num_held(start.blocks)
-            if needed + (0 if is_alone else num_growing) > self._rows.kv.num_free:
-                break
-            new_rows.append(self._enter(request, start, num_blocks))
-            new_lens.append(min(len(request.token_ids) - start.num_stored, budget))
-            budget -= new_lens[-1]
-            entered.append(request)
-        for request in entered:
-            self._waiting.remove(request)
-        return (
-            np.concatenate([rows, np.array(new_rows, dtype=np.int32)]),
-            np.concatenate([query_lens, np.array(new_lens, dtype=np.int32)]),
-        )
-
-    def _find_start(self, request: Request) -> Start | None:
-        """What a waiting request can take over; None while what it could take over is in the making."""
-        start = self._fork_start(request)
-        if start is not None:
-            return start if start.num_stored >= 0 else None
-        blocks = self._rows.prefixes.look_up(request)
-        return None if blocks is None else Start(blocks, len(blocks) * self.config.block_size)
-
-    def _fork_start(self, request: Request) -> Start | None:
-        """The prompt of a sample of the same group; `num_stored` is -1 while that is being read.
-
-        All of it but the last token, which is computed again for the logits. The block in which the
-        owner goes on writing is copied.
-        """
-        siblings = self._groups.get(request.group_id)
-        if siblings is None or not request.reads_cache or len(request.token_ids) > request.num_prompt_tokens:
-            return None
-        num_shared = request.num_prompt_tokens - 1
-        is_reading = False
-        for sibling in siblings.values():
-            if sibling.row < 0:
-                continue
-            if self._table.num_stored[sibling.row] >= num_shared:
-                num_full, rest = divmod(num_shared, self.config.block_size)
-                blocks = self._table.blocks(sibling.row)
-                return Start(blocks[:num_full], num_shared, blocks[num_full] if rest else None)
-            is_reading = True
-        return Start((), -1) if is_reading else None
-
-    def _enter(self, request: Request, start: Start, num_blocks: int) -> int:
-        if request.scheduled_at_s is None:
-            request.scheduled_at_s = self._clock_s
-            request.num_cached = start.num_stored
-            self._cached_tokens_total += start.num_stored
-        self._recomputed_tokens_total += max(0, request.num_lost - start.num_stored)
-        return self._rows.enter(request, start, num_blocks)
-
     def _make_plan(self, rows: I32, query_lens: I32) -> StepPlan:
         table = self._table
         query_start = np.zeros(len(rows) + 1, dtype=np.int32)
         np.cumsum(query_lens, out=query_start[1:])
         num_computed = table.num_computed[rows]
-        sample_rows = np.flatnonzero(num_computed + query_lens == table.num_tokens[rows]).astype(np.int32)
+        known = table.num_tokens[rows] + table.num_pending[rows]
+        sample_rows = np.flatnonzero(num_computed + query_lens == known).astype(np.int32)
         self._step_id += 1
         plan = StepPlan(
             step_id=self._step_id,
@@ -328,13 +235,14 @@ class Scheduler:
             prompts=table.prompt_columns(rows, query_lens, query_start),
         )
         table.num_computed[rows] = num_computed + query_lens
+        table.expect_tokens(rows[sample_rows])
         return plan
 
     def _land(self, plan: StepPlan, elapsed_s: float) -> None:
         """The plan is no longer in flight, and time passes."""
-        if plan is not self._in_flight:
-            raise RuntimeError(f"plan {plan.step_id} is not in flight")
-        self._in_flight = None
+        if not self._in_flight or plan is not self._in_flight[0]:
+            raise RuntimeError(f"plan {plan.step_id} is not in flight, or not the first to land")
+        self._in_flight.popleft()
         self._clock_s += elapsed_s
         self._rows.land(plan.step_id)
 
@@ -366,6 +274,9 @@ class Scheduler:
         ended = stopped | (table.num_tokens[rows] >= table.max_total[rows])
         for index in np.flatnonzero(ended).tolist():
             request = self._rows.request(int(rows[index]))
+            self._policies.admission.observe(
+                int(table.num_tokens[rows[index]] - table.num_prompt[rows[index]])
+            )
             if stopped[index]:
                 self._end(request, FinishReason.STOP, stop_token_id=int(token_ids[index]))
             else:
@@ -383,17 +294,6 @@ class Scheduler:
                 prefill_s=self._clock_s - scheduled_at_s,
             )
         )
-
-    def _preempt_youngest(self) -> None:
-        """Throw the youngest running request back into the queue, answer kept."""
-        row = int(self._rows.order[-1])
-        request = self._rows.request(row)
-        request.token_ids = self._table.token_ids[row, : self._table.num_tokens[row]].copy()
-        request.num_lost = int(self._table.num_stored[row])
-        self._leave(request)
-        self._rows.drop_left()
-        self._waiting.add(request)
-        self._preemptions_total += 1
 
     def _end_overdue(self) -> None:
         for request in self._waiting.take_overdue(self._clock_s):
@@ -415,15 +315,11 @@ class Scheduler:
     ) -> None:
         """The one place where a request ends. The rows' `drop_left` has to follow."""
         del self._live[request.request_id]
-        siblings = self._groups.get(request.group_id)
-        if siblings is not None:
-            del siblings[request.request_id]
-            if not siblings:
-                del self._groups[request.group_id]
+        self._starts.remove(request)
         num_tokens = len(request.token_ids)
         if request.row >= 0:
             num_tokens = int(self._table.num_tokens[request.row])
-            self._leave(request)
+            self._rows.leave(request)
         else:
             self._waiting.remove(request)
         if request.scheduled_at_s is not None and not request.started:
@@ -439,9 +335,6 @@ class Scheduler:
             )
         )
 
-    def _leave(self, request: Request) -> None:
-        self._rows.leave(request, None if self._in_flight is None else self._in_flight.step_id)
-
     def _events(
         self,
         request_ids: I64,
@@ -454,3 +347,18 @@ class Scheduler:
         )
         self._started, self._finished = [], []
         return events
+
+
+def shape_of(plan: StepPlan) -> StepShape:
+    """What decides how long a plan takes."""
+    lens = plan.query_lens
+    is_chunk = lens > 1
+    if not is_chunk.any():
+        return StepShape(plan.num_tokens, len(plan.sample_rows), int(plan.num_computed.sum()))
+    chunks = lens[is_chunk].astype(np.float64)
+    return StepShape(
+        num_tokens=plan.num_tokens,
+        num_samples=len(plan.sample_rows),
+        decode_context=int(plan.num_computed[~is_chunk].sum()),
+        prefill_work=float((chunks * (plan.num_computed[is_chunk] + chunks / 2)).sum()),
+    )

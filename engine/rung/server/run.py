@@ -23,10 +23,12 @@ from rung.grammar.runner import GrammarRunner
 from rung.grammar.states import GrammarStates
 from rung.models.loader import open_model
 from rung.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.policies import PolicyConfig
 from rung.server import process
 from rung.server.convert import EngineFacts
 from rung.server.memory import BLOCK_SIZE, KvPlan, free_beside_weights, human_bytes, plan_kv
 from rung.server.outbox import Publisher
+from rung.server.probe import probe
 from rung.server.runners import plan_runner
 from rung.server.service import EngineServer
 from rung.server.tls import server_credentials
@@ -84,7 +86,8 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
     deaths: list[Exception] = []
     grammars = GrammarStates(facts.vocab_size)
     runner = GrammarRunner(runner, grammars)
-    engine = _build_engine(runner, kv, config.options, publisher, grammars, deaths)
+    scheduler = _make_scheduler(runner, kv, config.options)
+    engine = _build_engine(scheduler, runner, publisher, grammars, deaths)
     gate = GrammarGate(engine, _grammar_compiler(metadata), grammars, publisher.reject)
     server = EngineServer(gate, facts, publisher, config.listen, credentials)
     life.on_stop(engine.stop)
@@ -107,27 +110,32 @@ def _grammar_compiler(metadata: ModelMetadata) -> GrammarCompiler:
     return GrammarCompiler(text, metadata.config.vocab_size, tokenizer.eos_token_ids)
 
 
+def _make_scheduler(runner: Runner, kv: KvPlan, options: ModelOptions) -> Scheduler:
+    config = SchedulerConfig(
+        num_blocks=kv.num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_waiting=options.max_waiting,
+        max_model_len=kv.max_model_len,
+        prefix_cache=options.prefix_cache == "on",
+        policies=PolicyConfig(itl_target_s=options.itl_target_ms / 1e3, over_commit=options.kv_over_commit),
+    )
+    scheduler = Scheduler(config, cache_key=secrets.token_bytes(CACHE_KEY_BYTES))
+    # A runner without weights takes the time that it was told to take.
+    if runner.info.weight_bytes:
+        for shape, elapsed_s in probe(runner, config):
+            scheduler.learn(shape, elapsed_s)
+    return scheduler
+
+
 def _build_engine(
+    scheduler: Scheduler,
     runner: Runner,
-    kv: KvPlan,
-    options: ModelOptions,
     publisher: Publisher,
     grammars: GrammarStates,
     deaths: list[Exception],
 ) -> Engine:
-    scheduler = Scheduler(
-        SchedulerConfig(
-            num_blocks=kv.num_blocks,
-            block_size=BLOCK_SIZE,
-            max_num_seqs=options.max_num_seqs,
-            max_num_batched_tokens=options.max_num_batched_tokens,
-            max_waiting=options.max_waiting,
-            max_model_len=kv.max_model_len,
-            prefix_cache=options.prefix_cache == "on",
-        ),
-        cache_key=secrets.token_bytes(CACHE_KEY_BYTES),
-    )
-
     def on_dead(error: Exception) -> None:
         deaths.append(error)
         process.exit_dead_soon()
@@ -187,6 +195,11 @@ def _print_table(
         ("memory", f"{human_bytes(total)} = weights + KV cache"),
         ("context", context),
         ("batch", f"{options.max_num_seqs} sequences, {options.max_num_batched_tokens} tokens per step"),
+        (
+            "scheduling",
+            f"{options.itl_target_ms} ms between tokens, prefix cache {options.prefix_cache}, "
+            f"KV over-commit {options.kv_over_commit:g}",
+        ),
     )
     for label, value in rows:
         print(f"  {label:<11} {value}", file=sys.stderr)
