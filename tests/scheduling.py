@@ -67,7 +67,8 @@ def make_scheduler(**changes: Any) -> Scheduler:
 
 def make_runner(scheduler: Scheduler) -> FakeRunner:
     """A fake runner with the scheduler's blocks."""
-    return FakeRunner(scheduler.config.num_blocks, scheduler.config.block_size, VOCAB_SIZE)
+    config = scheduler.config
+    return FakeRunner(config.num_blocks, config.block_size, VOCAB_SIZE, depth=config.depth)
 
 
 def alone(request: Request) -> list[int]:

@@ -78,9 +78,27 @@ def blocks_are_free_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KvCache, "release", release_all)
 
 
+def frees_are_not_fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks are given back while a step in flight still uses them."""
+    leave = RunningRows.leave
+
+    def leave_at_once(self: RunningRows, request: Request) -> None:
+        last_step, self.last_step = self.last_step, None
+        leave(self, request)
+        self.last_step = last_step
+
+    monkeypatch.setattr(RunningRows, "leave", leave_at_once)
+
+
 @pytest.mark.parametrize(
     "fault",
-    [no_copy_on_write, named_one_step_early, names_say_nothing_of_what_is_before, blocks_are_free_too_early],
+    [
+        no_copy_on_write,
+        named_one_step_early,
+        names_say_nothing_of_what_is_before,
+        blocks_are_free_too_early,
+        frees_are_not_fenced,
+    ],
 )
 def test_machine_notices(fault, monkeypatch):
     fault(monkeypatch)

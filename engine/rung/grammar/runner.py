@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from rung.grammar.states import NO_MASKS, GrammarStates, StepMasks
 
 if TYPE_CHECKING:
-    from rung.runner.protocol import Runner, RunnerInfo
-    from rung.scheduler.batch import StepOutput, StepPlan
+    from rung.runner.protocol import PendingOutput, Runner, RunnerInfo
+    from rung.scheduler.batch import StepPlan
 
 
 class GrammarRunner:
@@ -46,7 +46,7 @@ class GrammarRunner:
             self._launched.pop()
             raise
 
-    def sample(self, plan: StepPlan) -> StepOutput:
+    def sample(self, plan: StepPlan) -> PendingOutput:
         """See `Runner.sample`. Rows whose grammar fails end with its error."""
         self._launched.popleft()
         try:
@@ -68,10 +68,12 @@ class GrammarRunner:
         masks, self._masks = self._masks, None
         return NO_MASKS if masks is None else masks.result()
 
-    def _sample(self, plan: StepPlan, masks: StepMasks) -> StepOutput:
+    def _sample(self, plan: StepPlan, masks: StepMasks) -> PendingOutput:
         if masks.masks is None:
             return self._runner.sample(plan)
-        output = self._runner.sample(replace(plan, sampling=replace(plan.sampling, masks=masks.masks)))
+        masked = replace(plan, sampling=replace(plan.sampling, masks=masks.masks))
+        # The next step's masks follow from these tokens, so they are waited for here.
+        output = self._runner.sample(masked).wait()
         self._states.take_tokens(plan, output.token_ids.tolist())
         failed = {int(plan.sample_rows[index]): error for index, error in masks.failed.items()}
         return replace(output, failed=output.failed | failed, grammar_ns=masks.elapsed_ns)

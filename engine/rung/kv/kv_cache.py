@@ -8,7 +8,7 @@ from rung.kv.block_pool import BlockPool
 from rung.kv.prefix_cache import PrefixCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 
 class KvCache:
@@ -81,6 +81,10 @@ class KvCache:
         self._dropped = {}
         return dropped
 
-    def drop_again(self, blocks: Iterable[int]) -> None:
-        """Tell of these once more, before later ones: whoever was told may not have acted on it."""
-        self._dropped = dict.fromkeys(blocks) | self._dropped
+    def drop_again(self, blocks: Sequence[int]) -> None:
+        """Tell of these once more, before later ones, unless somebody holds them by now.
+
+        Whoever was told may not have acted on it.
+        """
+        free = [block for block, count in zip(blocks, self.pool.holders(blocks), strict=True) if count == 0]
+        self._dropped = dict.fromkeys(free) | self._dropped

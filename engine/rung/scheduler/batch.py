@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from rung.request import Finished, Started
     from rung.sampling.rules import TokenRules
 
+# In the place of a token that a step in flight is still to choose.
+PENDING = -1
+
 Bool = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -141,7 +144,8 @@ class StepPlan:
     rows         [R] i32    state row of each row, stable while the request is admitted
     request_ids  [R] i64
     query_start  [R+1] i32  row r computes token_ids[query_start[r]:query_start[r+1]]
-    token_ids    [T] i32
+    token_ids    [T] i32    -1 (PENDING): the id that the row in this state row chose last, which only the
+                            runner knows yet
     num_computed [R] i32    tokens already in KV = absolute position of the row's first query
     block_tables [R, B] i32 -1 past the end; covers num_computed + query length
     sample_rows  [S] i32    indices into R, ascending; the row's last query token is its last known one
@@ -225,6 +229,10 @@ class StepOutput:
     failed: dict[int, RequestError]
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
     grammar_ns: int = 0
+
+    def wait(self) -> StepOutput:
+        """An output that is here: see `rung.runner.protocol.PendingOutput`."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ device and reads no clock: durations enter through `commit`.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -71,8 +72,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request has not ended."""
-        return bool(self._live)
+        """Whether some request has not ended or some plan has not landed."""
+        return bool(self._live or self._in_flight)
 
     def add(self, *requests: Request, waited_s: float = 0.0) -> None:
         """Accept these requests, all or none; raises `RequestError` when they are refused.
@@ -128,6 +129,15 @@ class Scheduler:
         self._rows.last_step = plan.step_id
         return plan
 
+    def refresh(self, plan: StepPlan) -> StepPlan:
+        """The plan with sampling columns that know every token of the steps before it, which have landed."""
+        rows = plan.rows[plan.sample_rows]
+        # As they were when the plan was made.
+        self._table.num_pending[rows] -= 1
+        sampling = self._table.sampling_columns(rows)
+        self._table.num_pending[rows] += 1
+        return replace(plan, sampling=sampling)
+
     def commit(self, plan: StepPlan, output: StepOutput, elapsed_s: float) -> StepEvents:
         """Take in what the runner computed for the plan in flight.
 
@@ -158,13 +168,13 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: RequestError, elapsed_s: float = 0.0) -> StepEvents:
         """Take in that the step of the plan in flight raised: the rows it ran end with `error`."""
         self._land(plan, elapsed_s)
-        # The runner may have raised before it wiped them.
-        self._rows.kv.drop_again(plan.freed_blocks.tolist())
         for index in range(plan.num_rows):
             request = self._request_of(plan, index)
             if request is not None:
                 self._end(request, FinishReason.ERROR, error=error)
         self._rows.drop_left()
+        # The runner may have raised before it wiped them.
+        self._rows.kv.drop_again(plan.freed_blocks.tolist())
         return self.take_events()
 
     def fail_all(self, error: RequestError) -> StepEvents:
@@ -240,7 +250,7 @@ class Scheduler:
 
     def _land(self, plan: StepPlan, elapsed_s: float) -> None:
         """The plan is no longer in flight, and time passes."""
-        if not self._in_flight or plan is not self._in_flight[0]:
+        if not self._in_flight or plan.step_id != self._in_flight[0].step_id:
             raise RuntimeError(f"plan {plan.step_id} is not in flight, or not the first to land")
         self._in_flight.popleft()
         self._clock_s += elapsed_s

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rung.scheduler.batch import I32, PromptColumns, RuledRow, SamplingColumns
+from rung.scheduler.batch import I32, PENDING, PromptColumns, RuledRow, SamplingColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 # Stop ids compared as a column; the rare row with more is looked up on its own.
 STOP_COLUMN_WIDTH = 8
-
-# In the place of a token that a step in flight is still to choose.
-PENDING = -1
 
 Bool = npt.NDArray[np.bool_]
 

@@ -42,7 +42,7 @@ def probe(runner: Runner, config: SchedulerConfig) -> list[tuple[StepShape, floa
     while (plan := scheduler.schedule()) is not None:
         start_s = time.monotonic()
         runner.forward(plan)
-        output = runner.sample(plan)
+        output = runner.sample(plan).wait()
         timed.append((shape_of(plan), time.monotonic() - start_s))
         scheduler.commit(plan, output, timed[-1][1])
     return timed

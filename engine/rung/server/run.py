@@ -26,9 +26,18 @@ from rung.scheduler import Scheduler, SchedulerConfig
 from rung.scheduler.policies import PolicyConfig
 from rung.server import process
 from rung.server.convert import EngineFacts
-from rung.server.memory import BLOCK_SIZE, KvPlan, free_beside_weights, human_bytes, plan_kv
+from rung.server.memory import (
+    BLOCK_SIZE,
+    KvPlan,
+    MemoryPlan,
+    human_bytes,
+    plan_kv,
+    plan_memory,
+    workspace_bytes,
+)
 from rung.server.outbox import Publisher
 from rung.server.probe import probe
+from rung.server.process_memory import anonymous_bytes, available_bytes
 from rung.server.runners import plan_runner
 from rung.server.service import EngineServer
 from rung.server.tls import server_credentials
@@ -62,16 +71,23 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
     model = open_model(path)
     metadata = dataclasses.replace(model.metadata, name=name or model.metadata.name)
     plan = plan_runner(model, config.options)
+    memory = plan_memory(
+        plan.weight_bytes,
+        workspace_bytes(metadata.config, config.options.max_num_batched_tokens, config.options.max_num_seqs),
+        available_bytes(),
+    )
     kv = plan_kv(
         model_context=metadata.config.max_position_embeddings,
         max_model_len=config.options.max_model_len,
         max_num_seqs=config.options.max_num_seqs,
         kv_cache_bytes=config.options.kv_cache_bytes,
         bytes_per_block=plan.kv_bytes_per_block,
-        free_bytes=free_beside_weights(plan.weight_bytes),
+        free_bytes=memory.free_for_kv,
     )
+    before = anonymous_bytes()
     runner = plan.build(kv.num_blocks)
-    _print_table(metadata, config.options, kv, runner.info, time.monotonic() - start_s)
+    _print_table(metadata, config.options, kv, memory, runner.info, time.monotonic() - start_s)
+    _check_memory(memory, kv, before)
     facts = EngineFacts(
         model=metadata,
         runner=runner.info.name,
@@ -176,13 +192,31 @@ def _claim_socket(config: EngineConfig) -> None:
     raise ConfigError(f"Another engine listens on {path}; give --listen another path.")
 
 
+def _check_memory(memory: MemoryPlan, kv: KvPlan, before: int | None) -> None:
+    """Says so when loading took more than the equation has for all of it."""
+    after = anonymous_bytes()
+    if before is None or after is None:
+        return
+    planned = memory.weights + kv.kv_bytes + memory.workspace + memory.reserve
+    if after - before > planned:
+        logger.warning(
+            "loading took %s and %s were planned for everything: the memory equation is wrong for this model",
+            human_bytes(after - before),
+            human_bytes(planned),
+        )
+
+
 def _print_table(
-    metadata: ModelMetadata, options: ModelOptions, kv: KvPlan, info: RunnerInfo, load_s: float
+    metadata: ModelMetadata,
+    options: ModelOptions,
+    kv: KvPlan,
+    memory: MemoryPlan,
+    info: RunnerInfo,
+    load_s: float,
 ) -> None:
     context = f"{kv.max_model_len} tokens"
     if kv.reduced_from is not None:
         context += f" (the model was made for {kv.reduced_from}; more --kv-cache-memory would hold more)"
-    total = info.weight_bytes + kv.kv_bytes
     rows = (
         ("model", f"{metadata.name} ({metadata.config.architecture}, {metadata.weight_format})"),
         ("parameters", f"{metadata.num_parameters / 1e6:.1f} million"),
@@ -192,7 +226,7 @@ def _print_table(
             "KV cache",
             f"{human_bytes(kv.kv_bytes)}: {kv.num_tokens} tokens in {kv.num_blocks} blocks of {BLOCK_SIZE}",
         ),
-        ("memory", f"{human_bytes(total)} = weights + KV cache"),
+        ("memory", memory.describe(kv.kv_bytes)),
         ("context", context),
         ("batch", f"{options.max_num_seqs} sequences, {options.max_num_batched_tokens} tokens per step"),
         (
