@@ -268,8 +268,7 @@ class Engine:
             events = self._scheduler.fail(step.plan, result, elapsed_s)
         host_ns = step.host_ns + time.monotonic_ns() - done_ns
         rows, tokens = step.plan.num_rows, step.plan.num_tokens
-        predicted_ms = step.predicted_ms
-        timing = StepTiming(self._loop_seq, host_ns, device_ns, predicted_ms, rows, tokens, grammar_ns)
+        timing = StepTiming(self._loop_seq, host_ns, device_ns, step.predicted_ms, rows, tokens, grammar_ns)
         self._publish(events, timing)
 
     def _try(self, plan: StepPlan, action: Callable[[], T]) -> T | RequestError:
