@@ -50,7 +50,7 @@ def test_answers_follow_their_grammar_beside_free_ones(client: Client) -> None:
     assert free.tokens == expected_tokens([5, 6], 9, vocab_size=VOCAB_SIZE)
 
 
-def test_a_bad_grammar_is_rejected_and_its_neighbours_go_on(client: Client) -> None:
+def test_b01_a_bad_grammar_is_rejected_and_its_neighbours_go_on(client: Client) -> None:
     client.submit(make_submit([1], [5, 6], max_tokens=9))
     client.submit(following([2], schema({"type": "strnig"})))
     client.submit(following([3], "not even JSON"))
@@ -71,6 +71,30 @@ def test_a_request_that_is_aborted_while_its_grammar_compiles_still_gets_its_end
     (row,) = client.read_until_ended(1)
     assert row.finished is not None
     assert row.finished.reason == step_pb2.FINISH_REASON_CANCELLED
+
+
+def test_b21_a_pathological_grammar_costs_its_own_request_alone(client: Client) -> None:
+    client.submit(make_submit([1], [5, 6], max_tokens=40))
+    properties = {f"field_{index}": {"type": "string"} for index in range(3500)}
+    pathological = [
+        lark("start: /((a?){30}){30}(a{1,500}){1,500}/"),
+        lark('start: "a" start'),
+        schema({"type": "object", "properties": properties}),
+        schema({"$ref": "#"}),
+        schema({"type": "string", "minLength": 1_000_000}),
+    ]
+    handles = list(range(2, 2 + len(pathological)))
+    for handle, grammar in zip(handles, pathological, strict=True):
+        client.submit(following([handle], grammar))
+    client.submit(following([20], SMALL))
+    rows = client.read_until_ended(1, *handles, 20)
+    assert rows[0].tokens == expected_tokens([5, 6], 40, vocab_size=VOCAB_SIZE)
+    assert json.loads(bytes(rows[-1].tokens[:-1]))["a"] in {"x", "y"}
+    for row in rows[1:-1]:
+        error = row.rejected
+        if row.finished is not None and row.finished.HasField("error"):
+            error = row.finished.error
+        assert error is None or error.message.endswith(".")
 
 
 def test_prompt_logprobs_come_under_the_first_handle(client: Client) -> None:
