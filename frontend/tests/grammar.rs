@@ -115,7 +115,7 @@ fn follow(grammar: &str, text: &str) -> (bool, String) {
 }
 
 #[test]
-fn the_corpus_compiles_accepts_and_rejects_as_it_says() {
+fn b01_b22_b24_the_corpus_compiles_accepts_and_rejects_as_it_says() {
     let compiler = compiler();
     let mut results = Vec::new();
     let mut wrong = Vec::new();
@@ -152,7 +152,7 @@ fn the_corpus_compiles_accepts_and_rejects_as_it_says() {
 }
 
 #[test]
-fn what_could_cost_too_much_is_refused_or_compiles_within_the_limits() {
+fn b21_what_could_cost_too_much_is_refused_or_compiles_within_the_limits() {
     let compiler = compiler();
     let schema = |schema| Constraint::JsonSchema { schema, strict: false };
     let long = "x".repeat(MAX_SOURCE_BYTES + 1);

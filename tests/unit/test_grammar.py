@@ -369,3 +369,14 @@ def test_masks_of_a_step_launched_ahead_wait_for_the_tokens_of_the_step_before()
     words = {b"red", b"green", b"blue"}
     assert bytes([tokens[0], following[0]]) in {word[:2] for word in words}
     assert bytes([tokens[1], following[1]]).isdigit()
+
+
+def test_a_grammar_that_ends_before_min_tokens_ends_the_answer() -> None:
+    engine = Direct()
+    long = make_request(0, DIGITS)
+    stopping = replace(long.stopping, min_tokens=30)
+    engine.add(Request(0, long.prompt_ids, long.sampling, stopping))
+    engine.run()
+    assert engine.errors == {}
+    assert len(engine.text(0)) == 5, "it went on for as long as the grammar let it"
+    assert engine.answers.tokens[0][-1] == EOS

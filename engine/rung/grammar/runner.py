@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rung.grammar.states import NO_MASKS, GrammarStates, StepMasks
+from rung.scheduler.batch import StepOutput
 
 if TYPE_CHECKING:
     from rung.runner.protocol import PendingOutput, Runner, RunnerInfo
@@ -15,19 +16,19 @@ if TYPE_CHECKING:
 
 
 class GrammarRunner:
-    """Implements `Runner` over another one. Steps without grammars go through as they are.
+    """Implements `Runner` over another one, of any depth.
 
     The masks of a step need the tokens of the step before. So they are begun with `forward` when
-    that step has been sampled, and else right after it has been.
+    these are there already, and else as soon as they are.
     """
 
     def __init__(self, runner: Runner, states: GrammarStates) -> None:
         self._runner = runner
         self._states = states
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="rung-masks")
-        # Plans between `forward` and `sample`, and the masks of the first of them.
+        # Plans from `forward` until their tokens are known, and the masks of the first of them.
         self._launched: deque[StepPlan] = deque()
-        self._masks: Future[StepMasks] | None = None
+        self._begun: tuple[int, Future[StepMasks]] | None = None
 
     @property
     def info(self) -> RunnerInfo:
@@ -42,18 +43,31 @@ class GrammarRunner:
         try:
             self._runner.forward(plan)
         except BaseException:
-            # It will not be sampled.
-            self._launched.pop()
+            self._forget(plan)
             raise
 
     def sample(self, plan: StepPlan) -> PendingOutput:
         """See `Runner.sample`. Rows whose grammar fails end with its error."""
-        self._launched.popleft()
         try:
-            return self._sample(plan, self._take_masks())
+            masks = self._masks(plan)
+            if masks.masks is not None:
+                plan = replace(plan, sampling=replace(plan.sampling, masks=masks.masks))
+            pending = self._runner.sample(plan)
+        except BaseException:
+            self._forget(plan)
+            raise
+        waiting = _Sampling(self, plan, masks, pending)
+        return waiting.wait() if isinstance(pending, StepOutput) else waiting
+
+    def finish(self, plan: StepPlan, masks: StepMasks, pending: PendingOutput) -> StepOutput:
+        """Wait for a plan's tokens, note them, and begin what waited for them."""
+        try:
+            output = pending.wait()
+            self._states.take_tokens(plan, output.token_ids.tolist())
         finally:
-            if self._launched:
-                self._begin()
+            self._forget(plan)
+        failed = {int(plan.sample_rows[index]): error for index, error in masks.failed.items()}
+        return replace(output, failed=output.failed | failed, grammar_ns=masks.elapsed_ns)
 
     def close(self) -> None:
         """Release the worker, then the runner behind."""
@@ -62,18 +76,32 @@ class GrammarRunner:
 
     def _begin(self) -> None:
         plan = self._launched[0]
-        self._masks = self._worker.submit(self._states.masks, plan) if self._states.has_rows(plan) else None
+        if self._states.has_rows(plan):
+            self._begun = (plan.step_id, self._worker.submit(self._states.masks, plan))
 
-    def _take_masks(self) -> StepMasks:
-        masks, self._masks = self._masks, None
-        return NO_MASKS if masks is None else masks.result()
+    def _masks(self, plan: StepPlan) -> StepMasks:
+        begun, self._begun = self._begun, None
+        if begun is not None and begun[0] == plan.step_id:
+            return begun[1].result()
+        return self._states.masks(plan) if self._states.has_rows(plan) else NO_MASKS
 
-    def _sample(self, plan: StepPlan, masks: StepMasks) -> PendingOutput:
-        if masks.masks is None:
-            return self._runner.sample(plan)
-        masked = replace(plan, sampling=replace(plan.sampling, masks=masks.masks))
-        # The next step's masks follow from these tokens, so they are waited for here.
-        output = self._runner.sample(masked).wait()
-        self._states.take_tokens(plan, output.token_ids.tolist())
-        failed = {int(plan.sample_rows[index]): error for index, error in masks.failed.items()}
-        return replace(output, failed=output.failed | failed, grammar_ns=masks.elapsed_ns)
+    def _forget(self, plan: StepPlan) -> None:
+        """Nothing waits for this plan any more; the next one may begin if it did."""
+        was_first = self._launched[0].step_id == plan.step_id
+        self._launched = deque(other for other in self._launched if other.step_id != plan.step_id)
+        if was_first and self._launched:
+            self._begin()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampling:
+    """The tokens of a plan that has been sampled under its masks."""
+
+    runner: GrammarRunner
+    plan: StepPlan
+    masks: StepMasks
+    pending: PendingOutput
+
+    def wait(self) -> StepOutput:
+        """See `PendingOutput`."""
+        return self.runner.finish(self.plan, self.masks, self.pending)

@@ -28,7 +28,8 @@ def edited_logits(logits: F32, columns: SamplingColumns) -> tuple[I64, F32]:
 
     Returns rows [E] i64, ascending, and their logits [E, vocab_size]: finite, or -inf where an id
     must not be chosen. Order: repetition penalty, frequency and presence penalty, bias, then
-    everything that forbids.
+    everything that forbids. Stop ids of an answer that is too short are not forbidden where a
+    grammar allows nothing else.
     """
     rows = columns.edited_rows()
     edited: F32 = logits[rows]
@@ -52,9 +53,19 @@ def _edit(edited: F32, rows: I64, columns: SamplingColumns) -> None:
             if row.rules.bad_words is not None
         ]
         _ban(edited, words)
-    _ban(edited, [(place[row], ids) for row, ids in columns.banned_ids])
+    masked: list[int] = []
     if columns.masks is not None:
-        _mask(edited, [place[row] for row in columns.masks.rows.tolist()], columns.masks.bits)
+        masked = [place[row] for row in columns.masks.rows.tolist()]
+        _mask(edited, masked, columns.masks.bits)
+    # Where a grammar has come to its end, an answer that is too short ends all the same.
+    _ban(
+        edited,
+        [
+            (place[row], ids)
+            for row, ids in columns.banned_ids
+            if place[row] not in masked or _leaves_some(edited[place[row]], ids)
+        ],
+    )
 
 
 def _penalise_repetition(edited: F32, ruled: Sequence[RuledRow], places: Sequence[int]) -> None:
@@ -118,6 +129,12 @@ def _mask(edited: F32, places: Sequence[int], bits: U32) -> None:
     for at, words in zip(places, bits.astype("<u4", copy=False), strict=True):
         allowed = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
         np.copyto(edited[at], -np.inf, where=~allowed)
+
+
+def _leaves_some(logits: F32, banned: Ids) -> bool:
+    rest = logits.copy()
+    rest[banned] = -np.inf
+    return bool(rest.max() > -np.inf)
 
 
 def _pairs(rows: Iterable[tuple[int, Ids]]) -> tuple[I64, I64]:

@@ -135,6 +135,12 @@ class PromptColumns:
     tokens: I32
     target_ids: I32
 
+    def first_ids(self, plan: StepPlan) -> I32:
+        """Position in its prompt of each row's first id: [P] i32."""
+        first_tokens = self.tokens[np.cumsum(self.counts) - self.counts]
+        first_ids: I32 = plan.num_computed[self.rows] + first_tokens - plan.query_start[self.rows] + 1
+        return first_ids
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:

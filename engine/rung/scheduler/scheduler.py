@@ -262,11 +262,14 @@ class Scheduler:
         return request if request is not None and request.row == plan.rows[index] else None
 
     def _take_prompts(self, plan: StepPlan, output: StepOutput) -> tuple[tuple[int, PromptLogprobs], ...]:
-        """Logprobs of prompts, of the requests that live; each id's are delivered once in its life."""
+        """Logprobs of prompts, of the requests that run; each id's are delivered once in its life."""
+        assert plan.prompts is not None, "nobody asked for what the runner gives"
         delivered = []
+        firsts = dict(zip(plan.prompts.rows.tolist(), plan.prompts.first_ids(plan).tolist(), strict=True))
         for index, logprobs in output.prompts.items():
             request = self._request_of(plan, index)
-            if request is not None:
+            # A prompt that was thrown out while a part of it was in flight asks for that part again.
+            if request is not None and firsts[index] == request.num_scored + 1:
                 request.num_scored = self._table.add_scored(int(plan.rows[index]), len(logprobs.chosen))
                 delivered.append((request.request_id, logprobs))
         return tuple(delivered)

@@ -54,10 +54,13 @@ impl GrammarCompiler {
         Ok(text.into())
     }
 
-    /// Compiles, and looks for a first token.
+    /// Compiles, and takes a first step: what compiles may have no answer, or too many ways to one.
     fn check(&self, grammar: TopLevelGrammar) -> Result<(), GrammarError> {
         let mut matcher = self.matcher(grammar)?;
-        matcher.compute_mask().map(drop).map_err(|error| unusable(&error.to_string()))
+        let mask = matcher.compute_mask().map_err(|error| no_step(&error.to_string()))?;
+        let Some(first) = mask.iter().find(|id| !self.eos_token_ids.contains(id)) else { return Ok(()) };
+        matcher.consume_token(first).map_err(|error| no_step(&error.to_string()))?;
+        matcher.compute_mask_or_eos().map(drop).map_err(|error| no_step(&error.to_string()))
     }
 
     fn matcher(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
@@ -110,6 +113,12 @@ fn token_env(vocabulary: &Vocabulary, eos_token_ids: &[u32]) -> Result<TokEnv, G
     let info = TokRxInfo::new(words.len() as u32, eos);
     let trie = TokTrie::from(&info, &words).with_eos_tokens(eos_token_ids);
     Ok(Arc::new(ApproximateTokEnv::new(trie)))
+}
+
+/// Why a grammar that compiled cannot be followed.
+fn no_step(message: &str) -> GrammarError {
+    // So the library says that it knows of no way on.
+    unusable(if message.starts_with("NoExtension") { "it allows no answer at all" } else { message })
 }
 
 /// An error of the library as one sentence: what follows its first line shows the grammar itself.

@@ -15,7 +15,7 @@ const JSON_WHITESPACE: &str = r"[ \n\r\t]{1,16}";
 #[derive(Debug, Clone, PartialEq)]
 pub enum Constraint {
     /// JSON that satisfies a schema. Keywords that cannot be enforced are an error if `strict`, and
-    /// are ignored otherwise.
+    /// are ignored or approximated otherwise.
     JsonSchema {
         /// An object, or true.
         schema: Value,
@@ -104,7 +104,9 @@ fn prepared_schema(schema: &Value, strict: bool) -> Result<Value, GrammarError> 
         }
         _ => return Err(GrammarError("A JSON schema must be an object.".to_owned())),
     };
-    let options = json!({"whitespace_pattern": JSON_WHITESPACE, "lenient": !strict});
+    // `oneOf` can be had as `anyOf` alone, which lets through what fits two of its schemas.
+    let options =
+        json!({"whitespace_pattern": JSON_WHITESPACE, "lenient": !strict, "coerce_one_of": !strict});
     schema.insert("x-guidance".to_owned(), options);
     let schema = Value::Object(schema);
     check_source("The schema", schema.to_string().len())?;
