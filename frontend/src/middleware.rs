@@ -17,13 +17,16 @@ use crate::state::AppState;
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Paths that need no key: probes and scrapers have none.
-const OPEN_PATHS: [&str; 5] = ["/livez", "/readyz", "/health", "/version", "/metrics"];
+const OPEN_PATHS: [&str; 6] = ["/livez", "/readyz", "/health", "/version", "/metrics", "/openapi.json"];
 
 /// Paths that metrics name.
-const KNOWN_PATHS: [&str; 8] = [
+const KNOWN_PATHS: [&str; 11] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/models",
+    "/tokenize",
+    "/detokenize",
+    "/openapi.json",
     "/livez",
     "/readyz",
     "/health",

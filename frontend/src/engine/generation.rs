@@ -1,9 +1,9 @@
 //! The mailbox between the session reader and one request: deltas merge while nobody reads, so
 //! it is bounded by the request's own token limit, and one slow client never blocks the session.
 
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use tokio::sync::Notify;
+use std::task::{Context, Poll, Waker};
 
 use super::types::{EngineError, EngineFinish, SampleDelta};
 
@@ -21,14 +21,19 @@ struct Slot {
     closed: bool,
 }
 
+struct Inbox {
+    slots: Vec<Slot>,
+    /// The reader, while it waits.
+    reader: Option<Waker>,
+}
+
 struct Mailbox {
-    slots: Mutex<Vec<Slot>>,
-    notify: Notify,
+    inbox: Mutex<Inbox>,
 }
 
 impl Mailbox {
-    fn lock(&self) -> MutexGuard<'_, Vec<Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -51,7 +56,7 @@ impl Generation {
         let slots = (0..samples)
             .map(|_| Slot { pending: SampleDelta::default(), dirty: false, closed: false })
             .collect();
-        let mailbox = Arc::new(Mailbox { slots: Mutex::new(slots), notify: Notify::new() });
+        let mailbox = Arc::new(Mailbox { inbox: Mutex::new(Inbox { slots, reader: None }) });
         let sink = GenerationSink { mailbox: Arc::clone(&mailbox) };
         (Self { mailbox, abort, open: samples as usize }, sink)
     }
@@ -59,23 +64,17 @@ impl Generation {
     /// Waits until something is new and returns it, one entry per sample that has news, in
     /// sample order. `None` once every sample has finished or was aborted. Cancel-safe.
     pub async fn next(&mut self) -> Option<Vec<(u32, SampleDelta)>> {
-        loop {
-            if self.open == 0 {
-                return None;
-            }
-            let news = self.take();
-            if !news.is_empty() {
-                return Some(news);
-            }
-            // A push between the look and the wait leaves a permit, so it is not missed.
-            self.mailbox.notify.notified().await;
-        }
+        poll_fn(|context| self.poll_next(context)).await
     }
 
-    fn take(&mut self) -> Vec<(u32, SampleDelta)> {
-        let mut slots = self.mailbox.lock();
+    /// [`Generation::next`] for callers that wait for several things.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Vec<(u32, SampleDelta)>>> {
+        if self.open == 0 {
+            return Poll::Ready(None);
+        }
+        let mut inbox = self.mailbox.lock();
         let mut news = Vec::new();
-        for (sample, slot) in slots.iter_mut().enumerate() {
+        for (sample, slot) in inbox.slots.iter_mut().enumerate() {
             if slot.dirty {
                 slot.dirty = false;
                 let delta = std::mem::take(&mut slot.pending);
@@ -85,15 +84,23 @@ impl Generation {
                 news.push((sample as u32, delta));
             }
         }
-        news
+        if !news.is_empty() {
+            return Poll::Ready(Some(news));
+        }
+        // Under the lock, so that no push comes between the look and the wait.
+        match &mut inbox.reader {
+            Some(reader) => reader.clone_from(context.waker()),
+            none => *none = Some(context.waker().clone()),
+        }
+        Poll::Pending
     }
 
     /// Stops one sample: nothing more is read from it and the engine is told. No effect on a
     /// sample that has finished.
     pub fn abort(&mut self, sample: u32) {
         let was_open = {
-            let mut slots = self.mailbox.lock();
-            let slot = &mut slots[sample as usize];
+            let mut inbox = self.mailbox.lock();
+            let slot = &mut inbox.slots[sample as usize];
             // A terminal delta that was pushed but not read still counts as open here, though
             // the engine has nothing left to abort.
             let unread_finish = slot.dirty && slot.pending.finish.is_some();
@@ -116,9 +123,9 @@ impl Generation {
 impl Drop for Generation {
     fn drop(&mut self) {
         let live: Vec<u32> = {
-            let mut slots = self.mailbox.lock();
+            let mut inbox = self.mailbox.lock();
             (0u32..)
-                .zip(slots.iter_mut())
+                .zip(inbox.slots.iter_mut())
                 .filter(|(_, slot)| !slot.closed)
                 .map(|(sample, slot)| {
                     slot.closed = true;
@@ -136,9 +143,9 @@ impl GenerationSink {
     /// Appends to a sample's pending delta. Returns false when the sample is closed, so that the
     /// caller can count the dropped row.
     pub fn push(&self, sample: u32, delta: SampleDelta) -> bool {
-        {
-            let mut slots = self.mailbox.lock();
-            let Some(slot) = slots.get_mut(sample as usize) else { return false };
+        let reader = {
+            let mut inbox = self.mailbox.lock();
+            let Some(slot) = inbox.slots.get_mut(sample as usize) else { return false };
             if slot.closed {
                 return false;
             }
@@ -156,14 +163,17 @@ impl GenerationSink {
             if delta.finish.is_some() {
                 pending.finish = delta.finish;
             }
+            inbox.reader.take()
+        };
+        if let Some(reader) = reader {
+            reader.wake();
         }
-        self.mailbox.notify.notify_one();
         true
     }
 
     /// Ends every sample that is still open with the same error.
     pub fn fail(&self, error: &EngineError) {
-        let samples = self.mailbox.lock().len();
+        let samples = self.mailbox.lock().slots.len();
         for sample in 0..samples as u32 {
             let finish = Some(EngineFinish::Error(error.clone()));
             self.push(sample, SampleDelta { finish, ..SampleDelta::default() });

@@ -31,7 +31,7 @@ struct Completion {
     model: Arc<ServedModel>,
     /// Whether each choice's first chunk went out.
     begun: Vec<bool>,
-    /// `n`: a choice's prompt is its index divided by this.
+    /// `n`, which is also `best_of` in a stream: a choice's prompt is its index divided by this.
     samples: u32,
     include_usage: bool,
     logprobs: bool,
@@ -93,7 +93,7 @@ impl Endpoint for Completion {
             head: head("cmpl", prepared),
             model: Arc::clone(&prepared.model),
             begun: vec![false; prepared.requests.len() * options.samples as usize],
-            samples: options.samples,
+            samples: options.kept,
             include_usage: options.delivery.includes_usage(),
             logprobs: options.logprobs.is_some(),
             prompt_ids: returned.map(|request| Arc::clone(&request.prompt_ids)).collect(),

@@ -34,6 +34,18 @@ pub(super) struct FoldedChoice {
     pub finish: Option<Finish>,
 }
 
+impl FoldedChoice {
+    /// The mean logprob of its tokens; without any, the worst.
+    fn score(&self) -> f32 {
+        let entries = &self.delta.entries;
+        if entries.is_empty() {
+            return f32::NEG_INFINITY;
+        }
+        let sum: f32 = entries.iter().map(|entry| entry.logprobs.chosen).sum();
+        sum / entries.len() as f32
+    }
+}
+
 /// How an endpoint reads its requests and writes its answers.
 pub(super) trait Endpoint: Send + 'static {
     /// Checks and prepares a request body.
@@ -57,7 +69,7 @@ pub(super) trait Endpoint: Send + 'static {
 }
 
 /// Serves one request.
-pub(super) async fn serve<E: Endpoint + Sync>(
+pub(super) async fn serve<E: Endpoint + Sync + Unpin>(
     state: AppState,
     request: Request,
 ) -> Result<Response, ApiError> {
@@ -97,9 +109,25 @@ async fn fold<E: Endpoint + Sync>(
             choice.finish = event.finish;
         }
     }
+    let choices = keep_best(choices, prepared.options.samples as usize, prepared.options.kept as usize);
     let internal = |_| ApiError::Internal("The server failed to write the answer.".to_owned());
     let body = state.off_thread(move || endpoint.whole(&choices, &usage.total()).map_err(internal)).await?;
     Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+/// Of each prompt's `samples` choices, the `kept` with the best logprob per token, best first.
+fn keep_best(mut choices: Vec<FoldedChoice>, samples: usize, kept: usize) -> Vec<FoldedChoice> {
+    if samples == kept {
+        return choices;
+    }
+    let mut best = Vec::with_capacity(choices.len() / samples * kept);
+    while !choices.is_empty() {
+        let rest = choices.split_off(samples);
+        choices.sort_by(|one, other| other.score().total_cmp(&one.score()));
+        best.extend(choices.drain(..kept));
+        choices = rest;
+    }
+    best
 }
 
 /// A fresh head; its id never comes from the client.

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::validate::{ChatRequest, CompletionRequest, Options, Prompt};
 use crate::chat::{RenderInput, TemplateError};
 use crate::engine::types::{GenerateRequest, Stopping};
@@ -15,27 +17,38 @@ pub(super) struct Prepared {
     /// One per prompt.
     pub requests: Vec<GenerateRequest>,
     pub rules: Arc<SampleRules>,
+    /// The text of each prompt, where answers begin with it; else empty.
+    pub echoes: Vec<Arc<str>>,
     pub options: Options,
     pub model: Arc<ServedModel>,
 }
 
 /// Renders and tokenizes a chat.
 pub(super) fn prepare_chat(request: ChatRequest, model: Arc<ServedModel>) -> Result<Prepared, ApiError> {
+    let prompt = render(&model, &request.messages, true)?;
+    let ids = encode(&model, &prompt, SpecialTokens::Omit, "messages")?;
+    finish(vec![ids], Vec::new(), request.options, model.tokenizer.leading_space(), model, "messages")
+}
+
+/// The text that a chat is to the model.
+pub(super) fn render(
+    model: &ServedModel,
+    messages: &[Value],
+    add_generation_prompt: bool,
+) -> Result<String, ApiError> {
     let Some(template) = &model.template else {
         let message = format!("The model {:?} has no chat template; use /v1/completions.", model.id);
         return Err(ApiError::unsupported("messages", message));
     };
     let eos = model.facts.eos_token_ids.first().copied();
-    let prompt = template
+    template
         .render(RenderInput {
-            messages: &request.messages,
-            add_generation_prompt: true,
+            messages,
+            add_generation_prompt,
             bos_token: &token_text(&model.tokenizer, model.facts.bos_token_id),
             eos_token: &token_text(&model.tokenizer, eos),
         })
-        .map_err(template_error)?;
-    let ids = encode(&model, &prompt, SpecialTokens::Omit, "messages")?;
-    finish(vec![ids], request.options, model.tokenizer.leading_space(), model, "messages")
+        .map_err(template_error)
 }
 
 /// Tokenizes the prompts of a completion.
@@ -44,13 +57,22 @@ pub(super) fn prepare_completion(
     model: Arc<ServedModel>,
 ) -> Result<Prepared, ApiError> {
     let mut prompts = Vec::with_capacity(request.prompts.len());
+    let mut echoes = Vec::new();
     for prompt in request.prompts {
-        prompts.push(match prompt {
-            Prompt::Text(text) => encode(&model, &text, SpecialTokens::Add, "prompt")?,
-            Prompt::Ids(ids) => ids,
-        });
+        let (ids, text) = match prompt {
+            Prompt::Text(text) => (encode(&model, &text, SpecialTokens::Add, "prompt")?, text),
+            Prompt::Ids(ids) if request.echo => {
+                let text = model.tokenizer.vocabulary().text(&ids);
+                (ids, text)
+            }
+            Prompt::Ids(ids) => (ids, String::new()),
+        };
+        prompts.push(ids);
+        if request.echo {
+            echoes.push(text.into());
+        }
     }
-    finish(prompts, request.options, LeadingSpace::Keep, model, "prompt")
+    finish(prompts, echoes, request.options, LeadingSpace::Keep, model, "prompt")
 }
 
 fn token_text(tokenizer: &Tokenizer, id: Option<u32>) -> String {
@@ -65,7 +87,8 @@ fn template_error(error: TemplateError) -> ApiError {
     }
 }
 
-fn encode(
+/// The ids of a text that may fit the context.
+pub(super) fn encode(
     model: &ServedModel,
     text: &str,
     special_tokens: SpecialTokens,
@@ -91,6 +114,7 @@ fn too_long(model: &ServedModel, length: &str, param: &'static str) -> ApiError 
 
 fn finish(
     prompts: Vec<Vec<u32>>,
+    echoes: Vec<Arc<str>>,
     options: Options,
     leading: LeadingSpace,
     model: Arc<ServedModel>,
@@ -107,12 +131,13 @@ fn finish(
     let rules = Arc::new(SampleRules {
         tokenizer: Arc::clone(&model.tokenizer),
         stops: StopSet::new(&options.stops),
+        include_stop: options.include_stop,
         ending_ids,
         min_tokens: options.min_tokens,
         leading,
-        logprobs: options.logprobs.is_some(),
+        logprobs: options.engine_logprobs().is_some(),
     });
-    Ok(Prepared { requests, rules, options, model })
+    Ok(Prepared { requests, rules, echoes, options, model })
 }
 
 fn generate_request(
@@ -128,8 +153,9 @@ fn generate_request(
     if room == 0 {
         return Err(too_long(model, &ids.len().to_string(), param));
     }
-    // More than there is room for is an upper bound, not a demand.
-    let max_tokens = options.max_tokens.map_or(room, |most| most.min(room)) as u32;
+    // More than there is room for is an upper bound, not a demand. The engine generates at least
+    // one token; who asked for none is not shown it.
+    let max_tokens = options.max_tokens.map_or(room, |most| most.clamp(1, room)) as u32;
     let request = GenerateRequest {
         prompt_ids: ids.into(),
         samples: options.samples,
@@ -140,7 +166,7 @@ fn generate_request(
             stop_token_ids: options.stop_token_ids.clone(),
             ignore_eos: options.ignore_eos,
         },
-        top_logprobs: options.logprobs,
+        top_logprobs: options.engine_logprobs(),
     };
     let bytes = request.prompt_ids.len() as u64 * 4 + SUBMIT_OVERHEAD_BYTES;
     if bytes > u64::from(model.facts.limits.max_submit_bytes) {

@@ -40,12 +40,10 @@ const SHARED: &[(&str, Neutral)] = &[
     ("use_beam_search", Neutral::False),
     ("bad_words", Neutral::Empty),
     ("allowed_token_ids", Neutral::Nothing),
-    ("include_stop_str_in_output", Neutral::False),
     ("skip_special_tokens", Neutral::True),
     ("spaces_between_special_tokens", Neutral::AnyFlag),
     ("truncate_prompt_tokens", Neutral::Nothing),
     ("prompt_logprobs", Neutral::Nothing),
-    ("echo", Neutral::False),
     ("response_format", Neutral::TextFormat),
     ("structured_outputs", Neutral::Nothing),
     ("guided_json", Neutral::Nothing),
@@ -60,6 +58,8 @@ const SHARED: &[(&str, Neutral)] = &[
 ];
 
 const CHAT: &[(&str, Neutral)] = &[
+    ("best_of", Neutral::Number(1.0)),
+    ("echo", Neutral::False),
     ("tools", Neutral::Empty),
     ("tool_choice", Neutral::Text(&["none", "auto"])),
     ("parallel_tool_calls", Neutral::AnyFlag),
