@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rung.errors import RequestError
+    from rung.sampling.rules import TokenRules
 
 
 class FinishReason(Enum):
@@ -31,6 +32,11 @@ class SamplingParams:
     top_p:       1.0 keeps all ids.
     seed:        u64; with `sample_index` and the position it fixes every random number.
     top_logprobs: None: no logprobs; n >= 0: the chosen token's and n alternatives.
+    min_p:       ids less likely than this share of the likeliest are dropped; 0 keeps all.
+    typical_p:   1.0 keeps all ids.
+    rules:       on single ids; None: none that would change anything.
+    prompt_top_logprobs: None: no logprobs of the prompt; n >= 0: of its ids from the second on, and n
+                 alternatives for each.
     """
 
     temperature: float = 1.0
@@ -39,6 +45,10 @@ class SamplingParams:
     seed: int = 0
     sample_index: int = 0
     top_logprobs: int | None = None
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    rules: TokenRules | None = None
+    prompt_top_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,7 @@ class Request:
     queued_at_s:    when it was added, on the scheduler's own clock.
     scheduled_at_s: when it was first admitted; None before.
     started:        whether its `Started` event exists.
+    num_scored:     prompt ids whose logprobs have been delivered; they stay so when it is preempted.
     """
 
     request_id: int
@@ -74,6 +85,7 @@ class Request:
     queued_at_s: float = field(default=0.0, init=False)
     scheduled_at_s: float | None = field(default=None, init=False)
     started: bool = field(default=False, init=False)
+    num_scored: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.token_ids = self.prompt_ids

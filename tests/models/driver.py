@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rung.errors import RequestError
     from rung.runner.protocol import Runner, RunnerInfo
-    from rung.scheduler.batch import LogprobRow, StepOutput, StepPlan
+    from rung.scheduler.batch import LogprobRow, PromptLogprobs, StepOutput, StepPlan
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[LogprobRow] = field(default_factory=list)
+    prompts: list[PromptLogprobs] = field(default_factory=list)
     reason: FinishReason | None = None
     error: RequestError | None = None
 
@@ -45,12 +46,18 @@ def request(
     top_logprobs: int | None = 5,
     temperature: float = 0.0,
     seed: int = 0,
+    prompt_top_logprobs: int | None = None,
 ) -> Request:
     """A request, greedy with five logprobs unless told otherwise."""
     return Request(
         request_id,
         np.array(prompt_ids, dtype=np.int32),
-        SamplingParams(temperature=temperature, seed=seed, top_logprobs=top_logprobs),
+        SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            top_logprobs=top_logprobs,
+            prompt_top_logprobs=prompt_top_logprobs,
+        ),
         StoppingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop_token_ids)),
     )
 
@@ -85,6 +92,8 @@ def drive(
         stale = stale[:0]
         runner.forward(shown)
         events = scheduler.commit(plan, runner.sample(shown), elapsed_s=0.0)
+        for request_id, part in events.prompts:
+            answers[request_id].prompts.append(part)
         for index, request_id in enumerate(events.request_ids.tolist()):
             answers[request_id].token_ids.append(int(events.token_ids[index]))
             if index in events.logprobs:

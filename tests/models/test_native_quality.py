@@ -40,7 +40,7 @@ def test_float_activations_give_the_golden_answers(smollm2: OpenModel) -> None:
 
 
 class LogitsTaker:
-    """Stands in for the host sampler: keeps the logits that it is given and draws id 0."""
+    """Stands in for the host sampler: keeps the logits that it is given and chooses id 0."""
 
     def __init__(self) -> None:
         self.logits: npt.NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
@@ -73,13 +73,17 @@ def one_token_each(
     rows = np.arange(num_rows, dtype=np.int32)
     zeros = np.zeros(num_rows, dtype=np.int32)
     sampling = SamplingColumns(
-        temperature=np.ones(num_rows, dtype=np.float32),
+        temperature=np.zeros(num_rows, dtype=np.float32),
         top_k=zeros,
         top_p=np.ones(num_rows, dtype=np.float32),
         seed=zeros.astype(np.uint64),
         sample_index=zeros,
         position=zeros.astype(np.int64),
         top_logprobs=zeros - 1,
+        min_p=zeros.astype(np.float32),
+        typical_p=np.ones(num_rows, dtype=np.float32),
+        # Any ban makes the host choose, which sees all logits.
+        banned_ids=tuple((int(row), rows[:1]) for row in rows),
     )
     return StepPlan(
         step_id=position + 1,

@@ -14,7 +14,16 @@ from rung.errors import ErrorCode, RequestError
 from rung.kv.block_pool import BlockPool
 from rung.kv.integrity import IntegrityError, check_blocks, check_coverage
 from rung.request import Finished, FinishReason, Request, Started
-from rung.scheduler.batch import I32, I64, LogprobRow, SchedulerStats, StepEvents, StepOutput, StepPlan
+from rung.scheduler.batch import (
+    I32,
+    I64,
+    LogprobRow,
+    PromptLogprobs,
+    SchedulerStats,
+    StepEvents,
+    StepOutput,
+    StepPlan,
+)
 from rung.scheduler.limits import SchedulerConfig, check_fits
 from rung.scheduler.table import StateTable, blocks_for
 
@@ -136,9 +145,10 @@ class Scheduler:
             kept = np.flatnonzero(alive)
             sampled_rows, request_ids, token_ids = sampled_rows[kept], request_ids[kept], token_ids[kept]
             logprobs = {new: logprobs[old] for new, old in enumerate(kept.tolist()) if old in logprobs}
+        prompts = self._take_prompts(plan, output) if output.prompts else ()
         self._append(sampled_rows, token_ids)
         self._drop_ended_rows()
-        return self._events(request_ids, token_ids, logprobs)
+        return self._events(request_ids, token_ids, logprobs, prompts)
 
     def fail(self, plan: StepPlan, error: RequestError, elapsed_s: float = 0.0) -> StepEvents:
         """Take in that the step of the plan in flight raised: the rows it ran end with `error`."""
@@ -283,6 +293,7 @@ class Scheduler:
             sample_rows=sample_rows,
             sampling=table.sampling_columns(rows[sample_rows]),
             freed_blocks=freed_blocks,
+            prompts=table.prompt_columns(rows, query_lens, query_start),
         )
 
     def _land(self, plan: StepPlan, elapsed_s: float) -> None:
@@ -292,6 +303,16 @@ class Scheduler:
         self._in_flight = None
         self._clock_s += elapsed_s
         self._end_cancelled()
+
+    def _take_prompts(self, plan: StepPlan, output: StepOutput) -> tuple[tuple[int, PromptLogprobs], ...]:
+        """Logprobs of prompts, of the requests that live; each id's are delivered once in its life."""
+        delivered = []
+        for index, logprobs in output.prompts.items():
+            request = self._live.get(int(plan.request_ids[index]))
+            if request is not None:
+                request.num_scored = self._table.add_scored(int(plan.rows[index]), len(logprobs.chosen))
+                delivered.append((request.request_id, logprobs))
+        return tuple(delivered)
 
     def _append(self, rows: I32, token_ids: I32) -> None:
         """Give each row its new token and end those for which it was the last."""
@@ -381,7 +402,15 @@ class Scheduler:
     def _drop_ended_rows(self) -> None:
         self._running = self._running[self._table.request_id[self._running] >= 0]
 
-    def _events(self, request_ids: I64, token_ids: I32, logprobs: dict[int, LogprobRow]) -> StepEvents:
-        events = StepEvents(request_ids, token_ids, logprobs, tuple(self._started), tuple(self._finished))
+    def _events(
+        self,
+        request_ids: I64,
+        token_ids: I32,
+        logprobs: dict[int, LogprobRow],
+        prompts: tuple[tuple[int, PromptLogprobs], ...] = (),
+    ) -> StepEvents:
+        events = StepEvents(
+            request_ids, token_ids, logprobs, tuple(self._started), tuple(self._finished), prompts
+        )
         self._started, self._finished = [], []
         return events

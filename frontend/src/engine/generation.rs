@@ -152,6 +152,11 @@ impl GenerationSink {
             slot.dirty = true;
             slot.closed = delta.finish.is_some();
             let pending = &mut slot.pending;
+            if pending.prompt_logprobs.is_empty() {
+                pending.prompt_logprobs = delta.prompt_logprobs;
+            } else {
+                pending.prompt_logprobs.extend(delta.prompt_logprobs);
+            }
             if pending.token_ids.is_empty() {
                 pending.token_ids = delta.token_ids;
                 pending.logprobs = delta.logprobs;

@@ -2,6 +2,7 @@
 
 mod address;
 mod backoff;
+mod check;
 mod child;
 mod client;
 mod convert;

@@ -167,6 +167,7 @@ fn generate_request(
             ignore_eos: options.ignore_eos,
         },
         top_logprobs: options.engine_logprobs(),
+        ..GenerateRequest::default()
     };
     let bytes = request.prompt_ids.len() as u64 * 4 + SUBMIT_OVERHEAD_BYTES;
     if bytes > u64::from(model.facts.limits.max_submit_bytes) {

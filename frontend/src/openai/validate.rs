@@ -7,7 +7,7 @@ use super::fields::Fields;
 use super::unsupported;
 use crate::chat::normalize_messages;
 use crate::config::Limits;
-use crate::engine::types::{ModelFacts, Sampling};
+use crate::engine::types::{Capability, ModelFacts, Sampling};
 use crate::error::ApiError;
 use crate::model::ServedModel;
 
@@ -193,7 +193,7 @@ fn options(
     limits: &Limits,
 ) -> Result<Options, ApiError> {
     let facts = &model.facts;
-    if logprobs.is_some() && !facts.supports_logprobs {
+    if logprobs.is_some() && !facts.capabilities.has(Capability::Logprobs) {
         return Err(ApiError::unsupported("logprobs", "logprobs are not offered by this engine."));
     }
     let min_tokens = fields.integer("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
@@ -259,6 +259,7 @@ fn sampling(fields: &mut Fields, default: &Sampling) -> Result<Sampling, ApiErro
         top_k: top_k.or(default.top_k),
         top_p: top_p.or(default.top_p),
         seed: seed(fields)?,
+        ..Sampling::default()
     })
 }
 

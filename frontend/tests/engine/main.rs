@@ -8,4 +8,5 @@ mod client;
 mod mock_engine;
 mod pool;
 mod process;
+mod rules;
 mod supervisor;

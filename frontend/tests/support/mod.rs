@@ -13,8 +13,8 @@ use http_body_util::BodyExt;
 use rung_frontend::chat::ChatTemplate;
 use rung_frontend::config::{Config, EngineSource, Limits};
 use rung_frontend::engine::types::{
-    EngineError, EngineFinish, EngineLimits, GenerateRequest, ModelFacts, SampleDelta, Sampling, Started,
-    TokenLogprobs,
+    Capability, EngineError, EngineFinish, EngineLimits, GenerateRequest, ModelFacts, SampleDelta, Sampling,
+    Started, TokenLogprobs,
 };
 use rung_frontend::engine::{AbortSink, Engine, Generation, GenerationSink};
 use rung_frontend::lifecycle::Lifecycle;
@@ -82,8 +82,9 @@ pub fn served_model() -> ServedModel {
                 max_samples: 8,
                 max_top_logprobs: 20,
                 max_stop_token_ids: 16,
+                ..EngineLimits::default()
             },
-            supports_logprobs: true,
+            capabilities: [Capability::Logprobs].into_iter().collect(),
         },
         tokenizer: byte_level(),
         template: Some(ChatTemplate::compile(TEMPLATE).unwrap()),
@@ -340,7 +341,7 @@ pub fn chopped(whole: &SampleDelta, sizes: &[usize]) -> Vec<SampleDelta> {
             token_ids: whole.token_ids[at..end].to_vec(),
             logprobs: whole.logprobs.get(at..end).unwrap_or_default().to_vec(),
             started: whole.started.filter(|_| at == 0),
-            finish: None,
+            ..SampleDelta::default()
         });
         at = end;
     }

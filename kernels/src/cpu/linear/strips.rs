@@ -77,7 +77,6 @@ pub(super) fn multiply<S: Simd, C: Codes, G: Scales>(
     // Taken and put back: the work itself must be inlined here, not into a closure.
     let mut scratch = SCRATCH.take().unwrap_or_default();
     let Scratch { codes, columns } = &mut *scratch;
-    out.fill([0.0; LANES]);
     for first in (0..num_groups).step_by(strip_len) {
         let groups = first..num_groups.min(first + strip_len);
         for (t, tile) in tiles.clone().enumerate() {
@@ -94,27 +93,28 @@ pub(super) fn multiply<S: Simd, C: Codes, G: Scales>(
         };
         let row_blocks = blocks.chunks_exact(num_groups).map(|blocks| &blocks[groups.clone()]);
         match tiles.len() {
-            1 => passes::<S, C, G, 1>(s, &strip, row_blocks, out, &mut ahead),
-            2 => passes::<S, C, G, 2>(s, &strip, row_blocks, out, &mut ahead),
-            _ => passes::<S, C, G, 3>(s, &strip, row_blocks, out, &mut ahead),
+            1 => passes::<S, C, G, 1>(s, &strip, row_blocks, first == 0, out, &mut ahead),
+            2 => passes::<S, C, G, 2>(s, &strip, row_blocks, first == 0, out, &mut ahead),
+            _ => passes::<S, C, G, 3>(s, &strip, row_blocks, first == 0, out, &mut ahead),
         }
     }
     SCRATCH.set(Some(scratch));
 }
 
-/// Continue the sums of all rows over a strip.
+/// Continue the sums of all rows over a strip, or begin them with the first.
 #[inline(always)]
 fn passes<'a, S: Simd, C: Codes, G: Scales, const T: usize>(
     s: S,
     strip: &Strip<'_>,
     row_blocks: impl Iterator<Item = &'a [GroupBlock]>,
+    is_first: bool,
     out: &mut [[f32; LANES]],
     ahead: &mut Ahead,
 ) {
     let rows = out.as_chunks_mut::<T>().0;
     for (blocks, rows) in row_blocks.zip(rows.chunks_mut(BLOCK_ROWS)) {
         for (half, rows) in rows.chunks_mut(ROWS).enumerate() {
-            pass::<S, C, G, T>(s, strip, blocks, half * ROWS, rows, ahead);
+            pass::<S, C, G, T>(s, strip, blocks, half * ROWS, is_first, rows, ahead);
         }
     }
 }
@@ -164,13 +164,14 @@ fn unpack<S: Simd, C: Codes, G: Scales>(
     }
 }
 
-/// Continue the sums of up to four rows of a block, from row `first` on, over a strip.
+/// As `passes` for up to four rows of a block, from row `first` on.
 #[inline(always)]
 fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
     s: S,
     strip: &Strip<'_>,
     blocks: &[GroupBlock],
     first: usize,
+    is_first: bool,
     rows: &mut [[[f32; LANES]; T]],
     ahead: &mut Ahead,
 ) {
@@ -178,9 +179,11 @@ fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
     let len = blocks.len();
     assert!((0..T).all(|t| strip.codes[t].len() == len && strip.columns[t].len() == len));
     let mut accs = [[s.zero(); T]; ROWS];
-    for (accs, row) in accs.iter_mut().zip(&*rows) {
-        for t in 0..T {
-            accs[t] = s.load(&row[t]);
+    if !is_first {
+        for (accs, row) in accs.iter_mut().zip(&*rows) {
+            for t in 0..T {
+                accs[t] = s.load(&row[t]);
+            }
         }
     }
     for (index, block) in blocks.iter().enumerate() {
