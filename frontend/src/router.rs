@@ -60,7 +60,12 @@ async fn version() -> Json<serde_json::Value> {
 
 async fn metrics(State(state): State<AppState>) -> Response {
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], state.metrics.render()).into_response()
+    let http = &state.metrics.http;
+    http.queued_tokens.set(state.queue.queued_tokens().cast_signed());
+    http.oldest_request.set(state.admission.oldest_age().as_secs_f64());
+    let model = state.engine.model();
+    let text = state.metrics.render(model.as_ref().map_or("", |model| &model.id));
+    (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
 async fn unknown_url(request: Request) -> ApiError {

@@ -172,7 +172,7 @@ proptest! {
         let logprobs = logprobs_for(&ids, 2);
         for (index, entry) in delta.entries.iter().enumerate() {
             prop_assert_eq!(entry.id, ids[index]);
-            prop_assert_eq!(&entry.logprobs, &logprobs[index]);
+            prop_assert_eq!(entry.logprobs.as_ref(), Some(&logprobs[index]));
             if !tokens[index].is_empty() {
                 prop_assert_eq!(entry.char_offset, text[..starts[index]].chars().count());
             }

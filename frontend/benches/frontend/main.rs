@@ -24,7 +24,7 @@ const STREAMS: [u64; 5] = [1, 64, 256, 1024, 4096];
 fn main() {
     let asked: Vec<u64> = std::env::args().skip(1).filter_map(|argument| argument.parse().ok()).collect();
     let streams = if asked.is_empty() { STREAMS.to_vec() } else { asked };
-    rung_frontend::listener::raise_file_limit();
+    rung_frontend::listener::raise_file_limit(1 << 16);
     println!(
         "Chat streams of one token an event; a mock engine, the load generator and the frontend share {} cores.\n\
          CPU in us, user + kernel, of the frontend alone; \"bare\": a thread that writes the same bytes to as many \
@@ -33,7 +33,16 @@ fn main() {
     );
     println!(
         "{:>7} | {:>9} | {:>11} | {:>11} | {:>13} | {:>8} | {:>8} | {:>9} | {:>13} | {:>13}",
-        "streams", "paced t/s", "CPU/token", "bare/token", "CPU/request", "req/s", "tok/s", "KiB/strm", "TTFT", "ITL"
+        "streams",
+        "paced t/s",
+        "CPU/token",
+        "bare/token",
+        "CPU/request",
+        "req/s",
+        "tok/s",
+        "KiB/strm",
+        "TTFT",
+        "ITL"
     );
     for streams in streams {
         let figures = Bench::start().run(streams);

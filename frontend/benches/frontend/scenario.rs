@@ -15,7 +15,8 @@ use crate::mock_engine::{MockEngine, Script};
 use crate::player::{Controls, Faults, Player, RowLife};
 use crate::usage::{Cpu, resident_kib};
 
-const TEMPLATE: &[u8] = b"{% for message in messages %}{{ message['role'] + message['content'] }}{% endfor %}";
+const TEMPLATE: &[u8] =
+    b"{% for message in messages %}{{ message['role'] + message['content'] }}{% endfor %}";
 /// Tokens a second of all streams together at the steady pace: far below what two cores can do.
 const PACED_TOKENS_PER_S: u64 = 8000;
 const WINDOW: Duration = Duration::from_secs(5);
@@ -187,8 +188,7 @@ impl Bench {
         load.wait_started(streams);
         self.controls.pause(true);
         sleep(SETTLE);
-        figures.kib_per_stream =
-            (resident_kib(self.process.id()) as f64 - idle_kib as f64) / streams as f64;
+        figures.kib_per_stream = (resident_kib(self.process.id()) as f64 - idle_kib as f64) / streams as f64;
         self.controls.pause(false);
         sleep(SETTLE);
 
@@ -263,11 +263,7 @@ fn word_ids() -> Vec<u32> {
         letters.len() > 1 && letters.bytes().all(|byte| byte.is_ascii_alphabetic())
     };
     let vocabulary = json["model"]["vocab"].as_object().unwrap();
-    vocabulary
-        .iter()
-        .filter(|(token, _)| is_word(token))
-        .map(|(_, id)| id.as_u64().unwrap() as u32)
-        .collect()
+    vocabulary.iter().filter(|(token, _)| is_word(token)).map(|(_, id)| id.as_u64().unwrap() as u32).collect()
 }
 
 fn percentiles(mut values: Vec<Duration>) -> (Duration, Duration) {

@@ -1,11 +1,11 @@
-//! The mailbox between the session reader and one request: deltas merge while nobody reads, so
-//! it is bounded by the request's own token limit, and one slow client never blocks the session.
+//! The mailbox between the session reader and one request: deltas merge while nobody reads, up to
+//! a number of bytes, so one slow client neither blocks the session nor fills the memory.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::types::{EngineError, EngineFinish, SampleDelta};
+use super::types::{EngineError, EngineErrorCode, EngineFinish, SampleDelta};
 
 /// Told when samples that the engine may still be computing are no longer wanted.
 pub trait AbortSink: Send + Sync {
@@ -19,10 +19,15 @@ struct Slot {
     dirty: bool,
     /// Terminal delta pushed, or aborted by the reader: later pushes are dropped.
     closed: bool,
+    /// Closed because the reader was too slow, and the engine has not been told.
+    to_abort: bool,
 }
 
 struct Inbox {
     slots: Vec<Slot>,
+    /// What is pending takes about so many bytes.
+    unread_bytes: usize,
+    max_unread_bytes: usize,
     /// The reader, while it waits.
     reader: Option<Waker>,
 }
@@ -37,11 +42,41 @@ impl Mailbox {
     }
 }
 
+impl Inbox {
+    /// Gives up on a reader that has left too much: every open sample ends with an error.
+    fn overflow(&mut self) {
+        let error = EngineError {
+            code: EngineErrorCode::Unread,
+            message: format!(
+                "The client reads too slowly: more than {} bytes of the answer wait for it (--max-unread-bytes).",
+                self.max_unread_bytes
+            ),
+        };
+        for slot in self.slots.iter_mut().filter(|slot| !slot.closed) {
+            let finish = Some(EngineFinish::Error(error.clone()));
+            slot.pending = SampleDelta { finish, ..SampleDelta::default() };
+            (slot.dirty, slot.closed, slot.to_abort) = (true, true, true);
+        }
+    }
+}
+
 /// The reading end. Dropping it aborts every sample that has not finished.
 pub struct Generation {
     mailbox: Arc<Mailbox>,
     abort: Arc<dyn AbortSink>,
     open: usize,
+}
+
+/// What became of a delta.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Push {
+    /// It will be read.
+    Kept,
+    /// The sample is closed: nobody waits for it.
+    Dropped,
+    /// The reader takes too little: the sample has ended with an error, and the caller must abort
+    /// it. Told once per sample.
+    Overfull,
 }
 
 /// The writing end, held by the session reader.
@@ -51,12 +86,17 @@ pub struct GenerationSink {
 }
 
 impl Generation {
-    /// A connected pair for `samples` answers.
-    pub fn new(samples: u32, abort: Arc<dyn AbortSink>) -> (Self, GenerationSink) {
-        let slots = (0..samples)
-            .map(|_| Slot { pending: SampleDelta::default(), dirty: false, closed: false })
-            .collect();
-        let mailbox = Arc::new(Mailbox { inbox: Mutex::new(Inbox { slots, reader: None }) });
+    /// A connected pair for `samples` answers, of which so many bytes may wait for the reader.
+    pub fn new(
+        samples: u32,
+        max_unread_bytes: Option<usize>,
+        abort: Arc<dyn AbortSink>,
+    ) -> (Self, GenerationSink) {
+        let slot = || Slot { pending: SampleDelta::default(), dirty: false, closed: false, to_abort: false };
+        let slots = (0..samples).map(|_| slot()).collect();
+        let max_unread_bytes = max_unread_bytes.unwrap_or(usize::MAX);
+        let inbox = Inbox { slots, unread_bytes: 0, max_unread_bytes, reader: None };
+        let mailbox = Arc::new(Mailbox { inbox: Mutex::new(inbox) });
         let sink = GenerationSink { mailbox: Arc::clone(&mailbox) };
         (Self { mailbox, abort, open: samples as usize }, sink)
     }
@@ -85,6 +125,7 @@ impl Generation {
             }
         }
         if !news.is_empty() {
+            inbox.unread_bytes = 0;
             return Poll::Ready(Some(news));
         }
         // Under the lock, so that no push comes between the look and the wait.
@@ -140,16 +181,18 @@ impl Drop for Generation {
 }
 
 impl GenerationSink {
-    /// Appends to a sample's pending delta. Returns false when the sample is closed, so that the
-    /// caller can count the dropped row.
-    pub fn push(&self, sample: u32, delta: SampleDelta) -> bool {
-        let reader = {
-            let mut inbox = self.mailbox.lock();
-            let Some(slot) = inbox.slots.get_mut(sample as usize) else { return false };
+    /// Appends to a sample's pending delta.
+    pub fn push(&self, sample: u32, delta: SampleDelta) -> Push {
+        let (reader, outcome) = {
+            let mut guard = self.mailbox.lock();
+            let inbox = &mut *guard;
+            let Some(slot) = inbox.slots.get_mut(sample as usize) else { return Push::Dropped };
             if slot.closed {
-                return false;
+                let is_news = std::mem::take(&mut slot.to_abort);
+                return if is_news { Push::Overfull } else { Push::Dropped };
             }
             slot.dirty = true;
+            inbox.unread_bytes += delta.size_bytes();
             slot.closed = delta.finish.is_some();
             let pending = &mut slot.pending;
             if pending.prompt_logprobs.is_empty() {
@@ -168,12 +211,17 @@ impl GenerationSink {
             if delta.finish.is_some() {
                 pending.finish = delta.finish;
             }
-            inbox.reader.take()
+            let is_overfull = inbox.unread_bytes > inbox.max_unread_bytes;
+            if is_overfull {
+                inbox.overflow();
+            }
+            let ended = std::mem::take(&mut inbox.slots[sample as usize].to_abort);
+            (inbox.reader.take(), if ended { Push::Overfull } else { Push::Kept })
         };
         if let Some(reader) = reader {
             reader.wake();
         }
-        true
+        outcome
     }
 
     /// Ends every sample that is still open with the same error.

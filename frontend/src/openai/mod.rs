@@ -5,6 +5,7 @@
 //! ```
 
 mod answer;
+mod beginning;
 mod body;
 mod chat;
 mod completions;
@@ -16,6 +17,7 @@ mod meter;
 mod models;
 mod openapi;
 mod prepare;
+mod sampling;
 mod sse;
 mod tokenize;
 mod types;

@@ -23,6 +23,9 @@ use super::prepare::Prepared;
 use super::usage::UsageCount;
 use crate::error::ApiError;
 
+/// Room for the events of one token without logprobs.
+const USUAL_FRAME_BYTES: usize = 384;
+
 /// Bytes of one or more events.
 #[derive(Debug, Default)]
 pub(super) struct Frame {
@@ -32,6 +35,9 @@ pub(super) struct Frame {
 impl Frame {
     /// Adds `data: JSON` and the blank line.
     pub(super) fn json<T: Serialize>(&mut self, value: &T) {
+        if self.bytes.is_empty() {
+            self.bytes.reserve(USUAL_FRAME_BYTES);
+        }
         self.bytes.extend_from_slice(b"data: ");
         // Writing our own structs to memory cannot fail.
         let _ = serde_json::to_writer(&mut self.bytes, value);

@@ -46,7 +46,7 @@ async fn work<T: Serialize + Send + 'static>(
     answer: fn(Fields, &ServedModel) -> Result<T, ApiError>,
 ) -> Result<Response, ApiError> {
     let admitted = state.admission.admit(&state.lifecycle, &state.metrics)?;
-    let body = read_body(request.into_body(), state.config.limits.max_body_bytes).await?;
+    let body = read_body(request.into_body(), &state.config.limits).await?;
     let model = state.model()?;
     let answer = state
         .off_thread(move || {

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
+use super::sampling::{RequestedRules, priority, sampling, token_rules};
 use super::unsupported;
 use crate::chat::normalize_messages;
 use crate::config::Limits;
@@ -39,6 +40,11 @@ pub(super) struct Options {
     pub stops: Vec<String>,
     pub include_stop: bool,
     pub sampling: Sampling,
+    pub token_rules: RequestedRules,
+    pub priority: Option<u32>,
+    pub cache_salt: Option<String>,
+    /// Alternatives per prompt token; `None`: no logprobs of the prompt.
+    pub prompt_logprobs: Option<u32>,
     /// Absent: as many as there is room for. 0 only where the prompt is echoed.
     pub max_tokens: Option<u64>,
     pub min_tokens: u32,
@@ -132,8 +138,8 @@ pub(super) fn completion_request(
     let fewest = i64::from(!echo);
     let max_tokens = max_tokens(&mut fields, "max_tokens", fewest)?.unwrap_or(DEFAULT_COMPLETION_TOKENS);
     let logprobs = logprob_count(&mut fields, "logprobs", &model.facts)?;
-    if echo && logprobs.is_some() {
-        let message = "echo with logprobs is not supported by this server; ask for one of them.";
+    if echo && logprobs.is_some() && !model.facts.capabilities.has(Capability::PromptLogprobs) {
+        let message = "echo with logprobs is not offered by this engine; ask for one of them.";
         return Err(ApiError::unsupported("logprobs", message));
     }
     let mut options = options(&mut fields, Some(max_tokens), logprobs, model, limits)?;
@@ -167,7 +173,7 @@ fn best_of(
     if best_of > options.kept && options.delivery != Delivery::Whole {
         return Err(ApiError::invalid("best_of", "best_of above n cannot be streamed; leave out stream."));
     }
-    if best_of > options.kept && !model.facts.supports_logprobs {
+    if best_of > options.kept && !model.facts.capabilities.has(Capability::Logprobs) {
         let message = "best_of above n needs logprobs, which this engine does not offer.";
         return Err(ApiError::unsupported("best_of", message));
     }
@@ -200,16 +206,21 @@ fn options(
     if max_tokens.is_some_and(|most| u64::from(min_tokens) > most) {
         return Err(ApiError::invalid("min_tokens", "min_tokens must not exceed max_tokens."));
     }
+    let delivery = delivery(fields)?;
     let most_samples = limits.max_samples.min(facts.limits.max_samples);
     let samples = fields.integer("n", 1..=i64::from(most_samples))?.unwrap_or(1) as u32;
     Ok(Options {
         samples,
         kept: samples,
-        delivery: delivery(fields)?,
+        delivery,
         return_token_ids: fields.flag("return_token_ids")?,
         stops: stops(fields, limits)?,
         include_stop: fields.flag("include_stop_str_in_output")?,
-        sampling: sampling(fields, &facts.default_sampling)?,
+        sampling: sampling(fields, facts)?,
+        token_rules: token_rules(fields, facts, limits)?,
+        priority: priority(fields, facts)?,
+        cache_salt: fields.string("cache_salt")?,
+        prompt_logprobs: prompt_logprobs(fields, facts, delivery)?,
         max_tokens,
         min_tokens,
         stop_token_ids: stop_token_ids(fields, facts)?,
@@ -231,6 +242,23 @@ fn logprob_count(
     Ok(fields.integer(name, 0..=i64::from(most))?.map(|count| count as u32))
 }
 
+/// Not with a stream, whose chunks have no place for them.
+fn prompt_logprobs(
+    fields: &mut Fields,
+    facts: &ModelFacts,
+    delivery: Delivery,
+) -> Result<Option<u32>, ApiError> {
+    let name = "prompt_logprobs";
+    let count = logprob_count(fields, name, facts)?;
+    if count.is_some() && !facts.capabilities.has(Capability::PromptLogprobs) {
+        return Err(ApiError::unsupported(name, "prompt_logprobs is not offered by this engine."));
+    }
+    if count.is_some() && delivery != Delivery::Whole {
+        return Err(ApiError::invalid(name, "prompt_logprobs cannot be streamed; leave out stream."));
+    }
+    Ok(count)
+}
+
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.flag("stream")?;
     let include_usage = match fields.take("stream_options") {
@@ -244,34 +272,6 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
         }
     };
     Ok(if stream { Delivery::Stream { include_usage } } else { Delivery::Whole })
-}
-
-/// A request that is silent about a parameter gets the model's own recommendation for it.
-fn sampling(fields: &mut Fields, default: &Sampling) -> Result<Sampling, ApiError> {
-    let top_p = fields.number("top_p", 0.0, 1.0)?;
-    if top_p == Some(0.0) {
-        return Err(ApiError::invalid("top_p", "top_p must be above 0 and at most 1."));
-    }
-    // Other servers write "all tokens" as -1.
-    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|top_k| top_k.max(0) as u32);
-    Ok(Sampling {
-        temperature: fields.number("temperature", 0.0, 2.0)?.or(default.temperature),
-        top_k: top_k.or(default.top_k),
-        top_p: top_p.or(default.top_p),
-        seed: seed(fields)?,
-        ..Sampling::default()
-    })
-}
-
-/// Any 64-bit integer, signed or not; negative ones by their bits.
-fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
-    let Some(value) = fields.take("seed") else {
-        return Ok(None);
-    };
-    match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
-        Some(seed) => Ok(Some(seed)),
-        None => Err(ApiError::invalid("seed", "seed must be a 64-bit integer.")),
-    }
 }
 
 fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {

@@ -33,8 +33,8 @@ pub struct SampleRules {
 pub struct TokenEntry {
     /// The chosen id.
     pub id: u32,
-    /// Of the chosen id and its alternatives.
-    pub logprobs: TokenLogprobs,
+    /// Of the chosen id and its alternatives; `None` for the first token of a prompt.
+    pub logprobs: Option<TokenLogprobs>,
     /// Index of the character of the whole text that the token's first byte belongs to.
     pub char_offset: usize,
     /// False for control tokens and ids that end the row.
@@ -213,7 +213,7 @@ impl SampleText {
             if let Some(logprobs) = token.logprobs {
                 delta.entries.push(TokenEntry {
                     id: token.id,
-                    logprobs,
+                    logprobs: Some(logprobs),
                     char_offset: token.char_offset,
                     in_text: token.in_text,
                 });

@@ -65,7 +65,8 @@ impl Vocabulary {
     /// The text of ids, control tokens written out.
     pub fn text(&self, ids: &[u32]) -> String {
         let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes(id)).copied().collect();
-        String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+        String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
     /// Whether the token is control, not text: it is left out of visible text.

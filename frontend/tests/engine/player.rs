@@ -149,9 +149,7 @@ impl Player {
         if !is_paused {
             self.advance(batch, &mut step);
         }
-        session
-            .step(|sent| *sent = proto::Step { seq: sent.seq, loop_seq: sent.loop_seq, ..step })
-            .await;
+        session.step(|sent| *sent = proto::Step { seq: sent.seq, loop_seq: sent.loop_seq, ..step }).await;
     }
 
     /// One token for each row that runs.

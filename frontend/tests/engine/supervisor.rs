@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rung_frontend::engine::types::{EngineErrorCode, EngineFinish, GenerateRequest, Stopping};
+use rung_frontend::engine::types::{EngineErrorCode, EngineFinish, GenerateRequest};
 use rung_frontend::engine::{Engine, EnginePool, StartError, Supervisor};
 use rung_frontend::metrics::{EngineHost, Metrics};
 use rustix::process::{Pid, Signal, kill_process};
@@ -39,7 +39,7 @@ impl Supervised {
     }
 
     fn has_metric(&self, line: &str) -> bool {
-        self.metrics.render().lines().any(|present| present == line)
+        self.metrics.render("").lines().any(|present| present == line)
     }
 }
 
