@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use prost::Message;
 
 use super::frame::{Fault, Frame, RowEvent};
-use super::generation::GenerationSink;
+use super::generation::{GenerationSink, Push};
 use super::types::{
     EngineError, EngineErrorCode, EngineFinish, GenerateRequest, ModelFacts, PromptLogprobs, SampleDelta,
     TokenLogprobs,
@@ -60,6 +60,8 @@ pub(super) struct Applied {
     pub(super) dropped: u64,
     /// Requests that were ended because their part of the frame was wrong.
     pub(super) faults: u64,
+    /// Samples that were ended because their reader is too slow.
+    pub(super) aborts: u64,
 }
 
 #[derive(Default)]
@@ -228,10 +230,14 @@ impl Ledger {
             match self.rows.get_mut(&handle) {
                 Some(Row::Open(open)) if open.ticket.is_none() => match open.accept(seq, event) {
                     Ok(delta) => {
+                        let outcome = open.sink.push(open.sample, delta);
                         // The reader may have let go this instant; its abort is on the way here.
-                        applied.dropped += u64::from(!open.sink.push(open.sample, delta));
+                        applied.dropped += u64::from(outcome == Push::Dropped);
                         if ended {
                             self.forget(handle);
+                        } else if outcome == Push::Overfull {
+                            applied.aborts += 1;
+                            self.abort(handle);
                         }
                     }
                     Err(reason) => self.fault(&Fault { handle, reason, ended }, &mut applied),

@@ -29,6 +29,8 @@ pub struct GenerateRequest {
     pub deadline: Option<Duration>,
     /// Requests share cached prefixes only with those of the same salt.
     pub cache_salt: Option<Arc<[u8]>>,
+    /// Bytes of the answers that may wait for their reader; not the engine's concern. `None`: any.
+    pub max_unread_bytes: Option<usize>,
 }
 
 /// Sampling parameters; `None` means that the engine's rule for absence holds.
@@ -148,6 +150,8 @@ pub enum EngineErrorCode {
     Unavailable,
     /// The engine was lost while the request was in it.
     Lost,
+    /// Found here: the client leaves too much of its answer unread.
+    Unread,
 }
 
 /// An engine's failure, in one sentence for the caller.
@@ -175,6 +179,17 @@ pub struct SampleDelta {
     pub started: Option<Started>,
     /// Present in the last delta.
     pub finish: Option<EngineFinish>,
+}
+
+impl SampleDelta {
+    /// About what it takes in memory.
+    pub(super) fn size_bytes(&self) -> usize {
+        const PAIR: usize = size_of::<(u32, f32)>();
+        let new = self.logprobs.iter().map(|token| size_of::<TokenLogprobs>() + PAIR * token.top.len());
+        let old =
+            self.prompt_logprobs.iter().map(|token| size_of::<PromptLogprobs>() + PAIR * token.top.len());
+        size_of_val(&self.token_ids[..]) + new.sum::<usize>() + old.sum::<usize>()
+    }
 }
 
 /// Facts of a model as `Describe` gives them.

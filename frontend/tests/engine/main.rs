@@ -6,6 +6,7 @@
 mod child;
 mod client;
 mod mock_engine;
+mod player;
 mod pool;
 mod process;
 mod rules;

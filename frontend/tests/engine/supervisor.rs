@@ -39,7 +39,7 @@ impl Supervised {
     }
 
     fn has_metric(&self, line: &str) -> bool {
-        self.metrics.render().lines().any(|present| present == line)
+        self.metrics.render("").lines().any(|present| present == line)
     }
 }
 

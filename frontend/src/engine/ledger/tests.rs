@@ -139,7 +139,7 @@ impl World {
         let generation = lock(&self.ledger)
             .submit(&request, message, &facts(), |fresh| {
                 handles.clone_from(&fresh);
-                Generation::new(samples, Arc::new(Aborts { ledger, handles: fresh }))
+                Generation::new(samples, None, Arc::new(Aborts { ledger, handles: fresh }))
             })
             .unwrap();
         self.live.push(Live { generation, handles, let_go: BTreeSet::new() });
