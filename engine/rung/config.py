@@ -100,7 +100,7 @@ class ModelOptions:
     max_num_batched_tokens: int = 512
     max_waiting: int = 1024
     kv_cache_bytes: int | None = None
-    runner: str = "reference"
+    runner: str = "native"
     kv_cache_dtype: str = KV_CACHE_DTYPES[0]
     activations: str = ACTIVATIONS[0]
     threads: int | None = None

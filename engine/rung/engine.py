@@ -41,6 +41,7 @@ class StepTiming:
     step_host_ns:      scheduling and commit.
     step_device_ns:    forward and sample.
     predicted_step_ms: what the step was expected to take; 0 when the engine could not tell.
+    grammar_ns:        masks of the step, computed beside the forward pass.
     """
 
     loop_seq: int
@@ -49,6 +50,7 @@ class StepTiming:
     predicted_step_ms: int
     rows: int
     tokens: int
+    grammar_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,15 +265,18 @@ class Engine:
         elapsed_s = (done_ns - self._last_commit_ns) / 1e9
         device_ns = done_ns - max(step.launched_ns, self._last_commit_ns)
         self._last_commit_ns = done_ns
+        grammar_ns = 0
         if isinstance(result, StepOutput):
             self._num_failures = 0
+            grammar_ns = result.grammar_ns
             events = self._scheduler.commit(step.plan, result, elapsed_s)
         else:
             assert isinstance(result, RequestError), "a step that did not fail has an output"
             events = self._scheduler.fail(step.plan, result, elapsed_s)
         host_ns = step.host_ns + time.monotonic_ns() - done_ns
         rows, tokens = step.plan.num_rows, step.plan.num_tokens
-        self._publish(events, StepTiming(self._loop_seq, host_ns, device_ns, step.predicted_ms, rows, tokens))
+        timing = StepTiming(self._loop_seq, host_ns, device_ns, step.predicted_ms, rows, tokens, grammar_ns)
+        self._publish(events, timing)
 
     def _try(self, plan: StepPlan, action: Callable[[], T]) -> T | RequestError:
         """Do something for a step. The first failure in a row ends its rows, the second raises."""

@@ -45,3 +45,12 @@ class RequestError(RungError):
         super().__init__(message)
         self.code = code
         self.message = message
+
+
+def non_finite() -> RequestError:
+    """The error of a request for which the model computed NaN or infinity."""
+    return RequestError(
+        ErrorCode.NON_FINITE,
+        "The model computed a value that is not finite for this request, so no token can be "
+        "chosen; other requests are not affected.",
+    )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from rung.errors import RequestError
+    from rung.sampling.rules import TokenRules
 
 
 class FinishReason(Enum):
@@ -31,6 +32,12 @@ class SamplingParams:
     top_p:       1.0 keeps all ids.
     seed:        u64; with `sample_index` and the position it fixes every random number.
     top_logprobs: None: no logprobs; n >= 0: the chosen token's and n alternatives.
+    min_p:       ids less likely than this share of the likeliest are dropped; 0 keeps all.
+    typical_p:   1.0 keeps all ids.
+    rules:       on single ids; None: none that would change anything.
+    prompt_top_logprobs: None: no logprobs of the prompt; n >= 0: of its ids from the second on, and n
+                 alternatives for each.
+    grammar:     of llguidance, in its JSON form, that the answer follows; None: free text.
     """
 
     temperature: float = 1.0
@@ -39,6 +46,11 @@ class SamplingParams:
     seed: int = 0
     sample_index: int = 0
     top_logprobs: int | None = None
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    rules: TokenRules | None = None
+    prompt_top_logprobs: int | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,7 @@ class Request:
     num_found:      how many of them its last look-up found.
     num_cached:     prompt tokens whose KV it took over when it was first admitted.
     num_lost:       tokens whose KV it had when it was preempted.
+    num_scored:     prompt ids whose logprobs have been delivered; they stay so when it is preempted.
     """
 
     request_id: int
@@ -93,6 +106,7 @@ class Request:
     num_found: int = field(default=0, init=False)
     num_cached: int = field(default=0, init=False)
     num_lost: int = field(default=0, init=False)
+    num_scored: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.token_ids = self.prompt_ids
@@ -104,8 +118,8 @@ class Request:
 
     @property
     def reads_cache(self) -> bool:
-        """Whether KV that others computed will do for its prompt."""
-        return True
+        """Whether KV that others computed will do for its prompt: not while logprobs of it are due."""
+        return self.sampling.prompt_top_logprobs is None or self.num_scored >= self.num_prompt_tokens - 1
 
     @property
     def max_total_tokens(self) -> int:

@@ -52,6 +52,7 @@ fn main() {
         let rules = Arc::new(SampleRules {
             tokenizer: Arc::clone(&tokenizer),
             stops: StopSet::new(&stops),
+            include_stop: false,
             ending_ids: vec![2],
             min_tokens: 0,
             leading: LeadingSpace::Keep,

@@ -8,6 +8,7 @@ use http::{HeaderValue, StatusCode, header};
 use serde::Serialize;
 
 use crate::engine::types::{EngineError, EngineErrorCode};
+use crate::queue::QueueFull;
 
 /// An error as one sentence for the client, with what the table needs beside it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,8 +74,16 @@ pub enum ApiError {
     #[error("The request body exceeds the limit of {0} bytes.")]
     BodyTooLarge(usize),
     /// The server or the engine has all the work it can hold.
+    #[error("{message}")]
+    Overloaded {
+        /// One sentence.
+        message: String,
+        /// When it is likely to be otherwise.
+        retry_after_s: u32,
+    },
+    /// The client leaves too much of its answer unread.
     #[error("{0}")]
-    Overloaded(String),
+    SlowReader(String),
     /// No engine is ready.
     #[error("{0}")]
     Unavailable(String),
@@ -151,9 +160,10 @@ impl ApiError {
             }
             Self::BodyTimeout(_) => row(StatusCode::REQUEST_TIMEOUT, INVALID, "request_timeout", None),
             Self::BodyTooLarge(_) => row(StatusCode::PAYLOAD_TOO_LARGE, INVALID, "request_too_large", None),
-            Self::Overloaded(_) => {
-                row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "overloaded", Some(1))
+            Self::Overloaded { retry_after_s, .. } => {
+                row(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "overloaded", Some(*retry_after_s))
             }
+            Self::SlowReader(_) => row(StatusCode::REQUEST_TIMEOUT, INVALID, "slow_reader", None),
             Self::Unavailable(_) => {
                 row(StatusCode::SERVICE_UNAVAILABLE, SERVER, "engine_unavailable", Some(2))
             }
@@ -228,12 +238,19 @@ impl From<EngineError> for ApiError {
             EngineErrorCode::InvalidArgument => Self::malformed(message),
             EngineErrorCode::ContextLength => Self::ContextLength { message, param: None },
             EngineErrorCode::Capacity => Self::Capacity(message),
-            EngineErrorCode::Overloaded => Self::Overloaded(message),
+            EngineErrorCode::Overloaded => Self::Overloaded { message, retry_after_s: 1 },
+            EngineErrorCode::Unread => Self::SlowReader(message),
             EngineErrorCode::Draining | EngineErrorCode::Unavailable => Self::Unavailable(message),
             EngineErrorCode::NonFinite => Self::NonFinite(message),
             EngineErrorCode::Internal => Self::Internal(message),
             EngineErrorCode::Lost => Self::EngineLost(message),
         }
+    }
+}
+
+impl From<QueueFull> for ApiError {
+    fn from(full: QueueFull) -> Self {
+        Self::Overloaded { message: full.message, retry_after_s: full.retry_after_s }
     }
 }
 

@@ -4,12 +4,13 @@ mod engine;
 mod histogram;
 mod http;
 
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::registry::Registry;
 
 use engine::EngineFamilies;
 pub use engine::{EngineHost, EngineMetrics};
 pub use histogram::DurationHistogram;
-pub use http::{FinishLabels, HttpMetrics, RejectLabels, RequestLabels};
+pub use http::{AbortLabels, FinishLabels, HttpMetrics, RejectLabels, RequestLabels, StageHistograms};
 
 /// Counters and histograms, updated without locks on the request path.
 #[derive(Debug)]
@@ -30,11 +31,16 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// The OpenMetrics text of `/metrics`.
-    pub fn render(&self) -> String {
+    /// The OpenMetrics text of `/metrics`; `model` labels the metrics that dashboards select by it.
+    pub fn render(&self, model: &str) -> String {
+        let labels = [("model_name".into(), model.to_owned().into())];
+        let mut aliases = Registry::with_labels(labels.into_iter());
+        self.http.register_aliases(&mut aliases);
         let mut text = String::new();
         // Writing to a String cannot fail.
-        let _ = prometheus_client::encoding::text::encode(&mut text, &self.registry);
+        let _ = encode_registry(&mut text, &self.registry);
+        let _ = encode_registry(&mut text, &aliases);
+        let _ = encode_eof(&mut text);
         text
     }
 

@@ -11,7 +11,9 @@ use serde_json::json;
 use crate::error::ApiError;
 use crate::lifecycle::Phase;
 use crate::middleware::{authenticate, catch_panic, measure, request_id};
-use crate::openai::{chat_completions, completions, list_models, retrieve_model};
+use crate::openai::{
+    chat_completions, completions, detokenize, list_models, openapi, retrieve_model, tokenize,
+};
 use crate::state::AppState;
 
 /// The whole HTTP surface.
@@ -21,10 +23,13 @@ pub fn router(state: AppState) -> Router {
         .route("/v1/completions", post(completions))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*id}", get(retrieve_model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
         .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/health", get(readyz))
         .route("/version", get(version))
+        .route("/openapi.json", get(openapi))
         .route("/metrics", get(metrics))
         .fallback(unknown_url)
         .method_not_allowed_fallback(method_not_allowed)
@@ -55,7 +60,12 @@ async fn version() -> Json<serde_json::Value> {
 
 async fn metrics(State(state): State<AppState>) -> Response {
     let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-    (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], state.metrics.render()).into_response()
+    let http = &state.metrics.http;
+    http.queued_tokens.set(state.queue.queued_tokens().cast_signed());
+    http.oldest_request.set(state.admission.oldest_age().as_secs_f64());
+    let model = state.engine.model();
+    let text = state.metrics.render(model.as_ref().map_or("", |model| &model.id));
+    (StatusCode::OK, [(header::CONTENT_TYPE, content_type)], text).into_response()
 }
 
 async fn unknown_url(request: Request) -> ApiError {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -20,6 +20,7 @@ use crate::state::AppState;
 
 /// For streams to send their error event once the drain deadline has passed.
 const CLOSING_TIME: Duration = Duration::from_secs(2);
+const CANARY_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Why the server ended by itself. Exit statuses are those of sysexits.h.
 #[derive(Debug, thiserror::Error)]
@@ -65,18 +66,15 @@ pub async fn serve(config: Config) -> Result<u8, ServeError> {
     let pool =
         Arc::new(EnginePool::new(&engine_names(&config.engine), config.served_model_name.clone(), &metrics));
     let lifecycle = Lifecycle::new();
+    let _canary = AbortOnDropHandle::new(tokio::spawn(watch_event_loop(Arc::clone(&metrics))));
     let state = AppState::new(Arc::clone(&config), Arc::clone(&pool) as _, metrics, lifecycle.clone());
     let stop_http = CancellationToken::new();
-    let http = listener::serve(
-        socket,
-        router(state),
-        lifecycle.clone(),
-        listener::raise_file_limit(),
-        stop_http.clone(),
-    );
+    let http =
+        listener::serve(socket, router(state), lifecycle.clone(), config.limits.clone(), stop_http.clone());
     let http = AbortOnDropHandle::new(tokio::spawn(http));
     let stop_engines = CancellationToken::new();
     let mut engines = tokio::spawn(run_engines(Arc::clone(&config), Arc::clone(&pool), stop_engines.clone()));
+    let _keys = AbortOnDropHandle::new(tokio::spawn(Arc::clone(&config.keys).follow()));
     let _announcement = AbortOnDropHandle::new(tokio::spawn(announce(url, pool)));
 
     tokio::select! {
@@ -124,6 +122,15 @@ async fn run_engines(
             let _ = stop.run_until_cancelled(join_all(connections)).await;
             Ok(())
         }
+    }
+}
+
+/// Measures how late the event loop is for something simple.
+async fn watch_event_loop(metrics: Arc<Metrics>) {
+    loop {
+        let due = Instant::now() + CANARY_INTERVAL;
+        sleep_until(due).await;
+        metrics.http.event_loop_lag.observe(due.elapsed());
     }
 }
 

@@ -11,6 +11,7 @@ use crate::error::ApiError;
 use crate::lifecycle::Lifecycle;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
+use crate::queue::{PromptQueue, QueueLimits};
 
 /// Shared by all requests; cheap to clone.
 #[derive(Clone)]
@@ -25,6 +26,8 @@ pub struct AppState {
     pub lifecycle: Lifecycle,
     /// The gate in front of generation routes.
     pub admission: Admission,
+    /// Prompts that wait for their first token.
+    pub queue: PromptQueue,
     workers: Arc<Semaphore>,
 }
 
@@ -38,7 +41,19 @@ impl AppState {
     ) -> Self {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let admission = Admission::new(config.limits.max_inflight_requests);
-        Self { config, engine, metrics, lifecycle, admission, workers: Arc::new(Semaphore::new(cores)) }
+        let queue = PromptQueue::new(QueueLimits {
+            max_queued_tokens: config.limits.max_queued_tokens,
+            max_queue_wait: config.limits.max_queue_wait,
+        });
+        Self {
+            config,
+            engine,
+            metrics,
+            lifecycle,
+            admission,
+            queue,
+            workers: Arc::new(Semaphore::new(cores)),
+        }
     }
 
     /// The model that is being served, or 503.

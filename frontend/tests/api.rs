@@ -119,8 +119,13 @@ async fn parameters_reach_the_engine() {
     let chat = submitted("/v1/chat/completions", support::chat(fields.clone())).await;
     let completion = submitted("/v1/completions", support::completion(fields)).await;
     for request in [chat, completion] {
-        let expected =
-            Sampling { temperature: Some(0.5), top_k: Some(7), top_p: Some(0.25), seed: Some(u64::MAX) };
+        let expected = Sampling {
+            temperature: Some(0.5),
+            top_k: Some(7),
+            top_p: Some(0.25),
+            seed: Some(u64::MAX),
+            ..Sampling::default()
+        };
         assert_eq!(request.sampling, expected);
         assert_eq!(request.samples, 3);
         assert_eq!(request.top_logprobs, None);
@@ -134,11 +139,12 @@ async fn parameters_reach_the_engine() {
 async fn silent_requests_get_the_models_recommendation() {
     let mut model = served_model();
     model.facts.default_sampling =
-        Sampling { temperature: Some(0.2), top_k: Some(50), top_p: None, seed: None };
+        Sampling { temperature: Some(0.2), top_k: Some(50), ..Sampling::default() };
     let request =
         submitted_to(model, "/v1/chat/completions", support::chat(json!({"top_k": -1, "seed": u64::MAX})))
             .await;
-    let expected = Sampling { temperature: Some(0.2), top_k: Some(0), top_p: None, seed: Some(u64::MAX) };
+    let expected =
+        Sampling { temperature: Some(0.2), top_k: Some(0), seed: Some(u64::MAX), ..Sampling::default() };
     assert_eq!(request.sampling, expected);
     let request = submitted("/v1/chat/completions", support::chat(json!({"temperature": null}))).await;
     assert_eq!(request.sampling, Sampling::default());
@@ -256,7 +262,7 @@ async fn cached_tokens_are_the_least_of_the_samples_and_summed_over_prompts() {
             started: Some(started(cached)),
             token_ids: vec![5],
             finish: Some(EngineFinish::Length),
-            logprobs: Vec::new(),
+            ..SampleDelta::default()
         }]
     };
     let engine = ScriptedEngine::new(vec![

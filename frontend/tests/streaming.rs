@@ -11,7 +11,7 @@ use axum::body::{Body, BodyDataStream};
 use futures_util::{FutureExt, StreamExt};
 use insta::assert_snapshot;
 use proptest::prelude::*;
-use rung_frontend::engine::types::{EngineError, EngineErrorCode, EngineFinish, SampleDelta};
+use rung_frontend::engine::types::{EngineError, EngineErrorCode, EngineFinish, PromptLogprobs, SampleDelta};
 use rung_frontend::lifecycle::Phase;
 use serde_json::{Map, Value, json};
 use support::{
@@ -131,7 +131,7 @@ async fn b16_a_failure_mid_stream_is_one_error_event_and_the_end() {
         assert_eq!(last["error"]["type"], "server_error");
         assert!(!answer.body.contains("[DONE]"));
         assert!(before.iter().all(|event| event["choices"][0]["finish_reason"].is_null()));
-        let metrics = app.metrics.render();
+        let metrics = app.metrics.render("");
         assert!(metrics.contains("rung_samples_finished_total{reason=\"error\"} 1"), "{metrics}");
     }
 }
@@ -237,7 +237,7 @@ async fn dropping_the_body_aborts_every_open_sample_once() {
     aborts.sort_unstable();
     assert_eq!(aborts, [(0, 0), (1, 0), (1, 1)]);
     assert_eq!(app.lifecycle.num_open(), 0);
-    let metrics = app.metrics.render();
+    let metrics = app.metrics.render("");
     assert!(metrics.contains("rung_samples_finished_total{reason=\"abort\"}"), "{metrics}");
 }
 
@@ -381,7 +381,13 @@ fn sample() -> impl Strategy<Value = SampleDelta> {
                 token_ids.push(IM_END);
             }
             let logprobs = logprobs_for(&token_ids, 2);
-            SampleDelta { token_ids, logprobs, started: Some(started(1)), finish: Some(end) }
+            SampleDelta {
+                token_ids,
+                logprobs,
+                started: Some(started(1)),
+                finish: Some(end),
+                ..SampleDelta::default()
+            }
         },
     )
 }
@@ -390,6 +396,9 @@ fn sample() -> impl Strategy<Value = SampleDelta> {
 struct Case {
     chat: bool,
     logprobs: bool,
+    /// Of completions.
+    echo: bool,
+    includes_stop: bool,
     stops: Vec<String>,
     /// Per prompt, per sample.
     samples: Vec<Vec<SampleDelta>>,
@@ -397,18 +406,26 @@ struct Case {
 }
 
 fn cases() -> impl Strategy<Value = Case> {
-    (any::<bool>(), any::<bool>(), 1usize..3, 1usize..4)
-        .prop_flat_map(|(chat, logprobs, prompts, n)| {
+    (any::<[bool; 4]>(), 1usize..3, 1usize..4)
+        .prop_flat_map(|(flags, prompts, n)| {
+            let chat = flags[0];
             let prompts = if chat { 1 } else { prompts };
             (
-                Just(chat),
-                Just(logprobs),
+                Just(flags),
                 prop::collection::vec("[ab €🌊\u{FFFD}]{1,3}", 0..3),
                 prop::collection::vec(prop::collection::vec(sample(), n), prompts),
                 prop::collection::vec(1usize..5, 1..5),
             )
         })
-        .prop_map(|(chat, logprobs, stops, samples, sizes)| Case { chat, logprobs, stops, samples, sizes })
+        .prop_map(|([chat, logprobs, echo, includes_stop], stops, samples, sizes)| Case {
+            chat,
+            logprobs,
+            echo: echo && !chat,
+            includes_stop,
+            stops,
+            samples,
+            sizes,
+        })
 }
 
 impl Case {
@@ -417,9 +434,14 @@ impl Case {
             Reply::Play(
                 samples
                     .iter()
-                    .map(|whole| {
+                    .enumerate()
+                    .map(|(sample, whole)| {
                         let logprobs = if self.logprobs { whole.logprobs.clone() } else { Vec::new() };
-                        chopped(&SampleDelta { logprobs, ..whole.clone() }, sizes)
+                        // Of the prompt's second token, with the first sample alone.
+                        let scored = self.echo && self.logprobs && sample == 0;
+                        let score = PromptLogprobs { chosen: -0.5, rank: 2, top: vec![(9, -0.25)] };
+                        let prompt_logprobs = if scored { vec![score] } else { Vec::new() };
+                        chopped(&SampleDelta { logprobs, prompt_logprobs, ..whole.clone() }, sizes)
                     })
                     .collect(),
             )
@@ -428,6 +450,10 @@ impl Case {
         let mut fields = json!({"stop": self.stops, "n": self.samples[0].len(), "return_token_ids": true, "stream": stream});
         if stream {
             fields["stream_options"] = json!({"include_usage": true});
+        }
+        fields["include_stop_str_in_output"] = json!(self.includes_stop);
+        if self.echo {
+            fields["echo"] = json!(true);
         }
         if self.logprobs {
             fields["logprobs"] = if self.chat { json!(true) } else { json!(2) };
@@ -438,7 +464,7 @@ impl Case {
         let answer = if self.chat {
             app.chat(fields).await
         } else {
-            fields["prompt"] = json!(vec!["a"; self.samples.len()]);
+            fields["prompt"] = json!(vec![bytes_as_ids("é".as_bytes()); self.samples.len()]);
             app.completion(fields).await
         };
         if !stream {
@@ -449,6 +475,40 @@ impl Case {
         let (done, chunks) = events.split_last().unwrap();
         assert_eq!(done, "[DONE]");
         (added_up(chunks), chunks.last().unwrap()["usage"].clone())
+    }
+}
+
+/// The comparison that the law rests on must notice a stream that lost or doubled anything.
+#[tokio::test]
+async fn a_stream_with_a_dropped_doubled_or_swapped_event_breaks_the_law() {
+    let whole = text_reply("abcdefg", STOP).remove(0);
+    let whole = SampleDelta { logprobs: logprobs_for(&whole.token_ids, 1), ..whole };
+    let reply = || vec![Reply::Play(vec![chopped(&whole, &[1])])];
+    let fields = json!({"return_token_ids": true, "logprobs": true, "top_logprobs": 1});
+    let expected = taken_apart(&app(&ScriptedEngine::new(reply())).chat(fields.clone()).await.json());
+    let mut streamed = fields;
+    streamed["stream"] = json!(true);
+    let events = app(&ScriptedEngine::new(reply())).chat(streamed).await.events();
+    assert_eq!(added_up(&events), expected);
+    let is_text =
+        |event: &Value| event["choices"][0]["delta"]["content"].as_str().is_some_and(|text| !text.is_empty());
+    let texts: Vec<usize> = (0..events.len()).filter(|&index| is_text(&events[index])).collect();
+    assert_eq!(texts.len(), 7);
+    for &index in &texts {
+        let mut dropped = events.clone();
+        dropped.remove(index);
+        let mut doubled = events.clone();
+        doubled.insert(index, events[index].clone());
+        let mut cut = events.clone();
+        cut[index]["choices"][0]["delta"]["content"] = json!("");
+        for mutant in [dropped, doubled, cut] {
+            assert_ne!(added_up(&mutant), expected, "event {index}");
+        }
+    }
+    for pair in texts.windows(2) {
+        let mut swapped = events.clone();
+        swapped.swap(pair[0], pair[1]);
+        assert_ne!(added_up(&swapped), expected);
     }
 }
 
@@ -466,8 +526,16 @@ proptest! {
         }
         for choice in whole.values() {
             let text = choice["text"].as_str().unwrap();
-            prop_assert!(case.stops.iter().all(|stop| !text.contains(stop)), "a stop string leaked");
-            prop_assert!(!case.logprobs || choice["logprobs"].as_array().unwrap().len() == choice["ids"].as_array().unwrap().len());
+            let own = text.strip_prefix("é").filter(|_| case.echo).unwrap_or(text);
+            prop_assert!(!case.echo || text.len() > own.len(), "the prompt is missing");
+            prop_assert!(
+                case.includes_stop || case.stops.iter().all(|stop| !own.contains(stop)),
+                "a stop string leaked"
+            );
+            let logprobs = choice["logprobs"].as_array().unwrap();
+            let echoed = if case.echo { 2 } else { 0 };
+            prop_assert!(!case.logprobs || logprobs.len() == echoed + choice["ids"].as_array().unwrap().len());
+            prop_assert!(!case.logprobs || !case.echo || logprobs[0][1].is_null() && logprobs[1][1] == -0.5);
         }
     }
 

@@ -11,14 +11,23 @@ use rung_frontend::text::{LeadingSpace, SampleRules, SampleText, StopMatcher, St
 use support::{IM_END, byte_id, byte_level, bytes_as_ids, logprobs_for};
 
 fn rules(stops: &[&str], min_tokens: u32) -> Arc<SampleRules> {
-    Arc::new(SampleRules {
+    Arc::new(plain_rules(stops, min_tokens))
+}
+
+fn including_rules(stops: &[&str]) -> Arc<SampleRules> {
+    Arc::new(SampleRules { include_stop: true, ..plain_rules(stops, 0) })
+}
+
+fn plain_rules(stops: &[&str], min_tokens: u32) -> SampleRules {
+    SampleRules {
         tokenizer: byte_level(),
         stops: StopSet::new(stops),
+        include_stop: false,
         ending_ids: vec![IM_END],
         min_tokens,
         leading: LeadingSpace::Keep,
         logprobs: true,
-    })
+    }
 }
 
 /// Reads tokens in pieces of these sizes and appends what comes out, as both modes do.
@@ -44,15 +53,20 @@ fn text_of(stops: &[&str], text: &str) -> (String, bool) {
     (delta.text, delta.stopped)
 }
 
-/// By definition: the first byte that completes a stop, then the longest stop ending there.
-fn naive_cut(text: &str, stops: &[&str]) -> Option<usize> {
+/// By definition: the first byte that completes a stop, then the longest stop ending there; where
+/// that begins and ends.
+fn naive_match(text: &str, stops: &[&str]) -> Option<(usize, usize)> {
     (1..=text.len()).find_map(|end| {
         let longest = stops
             .iter()
             .filter(|stop| text.as_bytes()[..end].ends_with(stop.as_bytes()))
             .map(|stop| stop.len());
-        longest.max().map(|len| end - len)
+        longest.max().map(|len| (end - len, end))
     })
+}
+
+fn naive_cut(text: &str, stops: &[&str]) -> Option<usize> {
+    naive_match(text, stops).map(|(begin, _)| begin)
 }
 
 /// The visible text, and for each token the byte of it where the character of the token's first
@@ -124,10 +138,12 @@ proptest! {
     fn text_ids_and_logprobs_agree_with_the_definition(
         ids in alphabet(),
         stops in stop_lists(),
+        includes in any::<bool>(),
         sizes in prop::collection::vec(1usize..6, 1..6),
     ) {
         let stops: Vec<&str> = stops.iter().map(String::as_str).collect();
-        let delta = read(&rules(&stops, 0), &ids, &sizes);
+        let rules = if includes { including_rules(&stops) } else { rules(&stops, 0) };
+        let delta = read(&rules, &ids, &sizes);
 
         let tokenizer = byte_level();
         let vocabulary = tokenizer.vocabulary();
@@ -136,25 +152,27 @@ proptest! {
             .map(|&id| if vocabulary.is_special(id) { Vec::new() } else { vocabulary.bytes(id).to_vec() })
             .collect();
         let (text, starts) = naive_text(&tokens);
-        let cut = naive_cut(&text, &stops);
+        let cut = naive_match(&text, &stops).map(|(begin, end)| if includes { end } else { begin });
         let visible = &text[..cut.unwrap_or(text.len())];
         prop_assert_eq!(&delta.text, visible);
         prop_assert_eq!(delta.stopped, cut.is_some());
-        prop_assert!(stops.iter().all(|stop| !delta.text.contains(stop)), "a stop string leaked");
+        if !includes {
+            prop_assert!(stops.iter().all(|stop| !delta.text.contains(stop)), "a stop string leaked");
+        }
 
         let kept = match cut {
             None => ids.len(),
             Some(cut) => tokens
                 .iter()
                 .zip(&starts)
-                .take_while(|(token, start)| **start < cut || (token.is_empty() && **start == cut))
+                .take_while(|(token, start)| **start < cut || (token.is_empty() && **start == cut && !includes))
                 .count(),
         };
         prop_assert_eq!(&delta.token_ids, &ids[..kept]);
         let logprobs = logprobs_for(&ids, 2);
         for (index, entry) in delta.entries.iter().enumerate() {
             prop_assert_eq!(entry.id, ids[index]);
-            prop_assert_eq!(&entry.logprobs, &logprobs[index]);
+            prop_assert_eq!(entry.logprobs.as_ref(), Some(&logprobs[index]));
             if !tokens[index].is_empty() {
                 prop_assert_eq!(entry.char_offset, text[..starts[index]].chars().count());
             }
@@ -201,6 +219,19 @@ fn b62_text_ends_before_the_leftmost_match() {
     for (stops, text, expected) in cases {
         assert_eq!(text_of(stops, text).0, expected, "{stops:?} in {text:?}");
     }
+}
+
+#[test]
+fn b62_an_included_stop_ends_the_text_and_nothing_waits_for_it() {
+    let rules = including_rules(&["STOP", "bb"]);
+    let mut sample = SampleText::new(Arc::clone(&rules));
+    let mut push = |text: &str| {
+        let delta = sample.push(&bytes_as_ids(text.as_bytes()), logprobs_for(&vec![0; text.len()], 0));
+        (delta.text, delta.stopped)
+    };
+    assert_eq!(push("aSTO"), ("aSTO".to_owned(), false));
+    assert_eq!(push("PER"), ("P".to_owned(), true));
+    assert_eq!(read(&rules, &bytes_as_ids(b"aabbbbaab"), &[9]).text, "aabb");
 }
 
 #[test]

@@ -73,9 +73,9 @@ impl Kernel for Dots {
 
 /// GMAC/s.
 fn peak(pool: &Pool, isa: Isa) -> f64 {
-    let n = 20_000;
+    let n = 200_000;
     let units = pool.num_threads();
-    let t = best(200, || {
+    let t = best(20, || {
         pool.run(units, |_, _| {
             black_box(isa.dispatch(Dots(n)));
         })
@@ -135,7 +135,9 @@ fn main() {
                 }
                 let bytes = format.row_bytes(k).unwrap() * n;
                 let copies = if n == 96 { 1 } else { ((100 << 20) / bytes).max(1) };
-                let data: Vec<u8> = (0..bytes).map(|i| (i * 31 % 61) as u8).collect();
+                let data: Vec<u8> = (0..bytes)
+                    .map(|i| (if format.block_len() == 1 { 0x3c } else { i * 31 % 61 }) as u8)
+                    .collect();
                 let weights: Vec<_> =
                     (0..copies).map(|_| PackedLinear::pack(format, &data, n, k, &pool).unwrap()).collect();
                 let ctx = Context { pool: &pool, isa };
@@ -148,8 +150,9 @@ fn main() {
                     let mut q = QuantizedRows::zeros(m, k);
                     q.quantize(isa, &pool, &x).unwrap();
                     let mut out = vec![0.0; m * n];
-                    let passes = if n == 96 { 300 } else { (copies * 32 / m.max(32)).max(1).min(copies) };
-                    let t = best(if n == 96 { 300 } else { 12 }, || {
+                    let passes =
+                        if n == 96 { 1 + 300 / m } else { (copies * 32 / m.max(32)).max(1).min(copies) };
+                    let t = best(if n == 96 { 200 } else { 12 }, || {
                         for w in weights.iter().cycle().take(passes) {
                             let input = if float { Input::Float(&x) } else { Input::Quantized(&q) };
                             project(

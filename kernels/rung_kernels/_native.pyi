@@ -118,14 +118,22 @@ class Model:
         num_computed: npt.NDArray[np.int32],
         block_tables: npt.NDArray[np.int32],
         sample_rows: npt.NDArray[np.int32],
+        scored_tokens: npt.NDArray[np.int32] | None = None,
     ) -> None:
         """Compute a step's tokens and store their keys and values.
 
-        token_ids [T]; query_start [R+1]; num_computed [R]; block_tables [R, B]; sample_rows [S].
+        token_ids [T]; query_start [R+1]; num_computed [R]; block_tables [R, B]; sample_rows [S];
+        scored_tokens [Q], indices into the T tokens, for `score`.
         """
 
     def sample(
-        self, num_top: npt.NDArray[np.int32], needs_logits: npt.NDArray[np.bool_]
+        self,
+        num_top: npt.NDArray[np.int32],
+        on_host: npt.NDArray[np.bool_],
+        temperature: npt.NDArray[np.float32],
+        top_k: npt.NDArray[np.int32],
+        top_p: npt.NDArray[np.float32],
+        number: npt.NDArray[np.float64],
     ) -> tuple[
         npt.NDArray[np.int32],
         npt.NDArray[np.bool_],
@@ -133,14 +141,36 @@ class Model:
         dict[int, tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]],
         npt.NDArray[np.float32],
     ]:
-        """Run the output head for the rows that sample in the last `forward`.
+        """Run the output head for the rows that sample in the last `forward`, and choose their ids.
 
-        num_top [S]: how many of the likeliest ids are wanted; -1: no logprobs.
-        needs_logits [S]: rows whose logits are wanted, for sampling on the host.
+        All [S]. num_top: how many of the likeliest ids are wanted; -1: no logprobs.
+        on_host: rows whose logits are wanted instead, for choosing elsewhere.
+        temperature, top_k, top_p: as in requests; temperature 0 takes the likeliest id.
+        number: the random number in [0, 1) of a row that draws.
 
-        Returns the likeliest ids [S], ties to the lower; whether a row was finite [S]; the log-
-        probabilities of those ids [S], where num_top is not -1; ids and logprobs by row where it
-        is not; and logits [number of rows that need them, vocab_size].
+        Returns the ids [S], ties to the lower; whether a row was finite [S]; the log-probabilities of
+        the ids [S], where num_top is not -1; the likeliest ids and their logprobs by row where it is
+        not; and logits [number of rows on the host, vocab_size]. Of rows on the host only the second
+        and the last mean anything. Sources: Holtzman et al. 2019, arXiv:1904.09751, for top_p.
+        """
+
+    def score(
+        self, target_ids: npt.NDArray[np.int32], num_top: npt.NDArray[np.int32]
+    ) -> tuple[
+        npt.NDArray[np.bool_],
+        npt.NDArray[np.float32],
+        npt.NDArray[np.int32],
+        npt.NDArray[np.int32],
+        npt.NDArray[np.float32],
+    ]:
+        """Run the output head for the scored tokens of the last `forward`, 64 at a time.
+
+        target_ids [Q]: the id whose log-probability is wanted after each; num_top [Q], from 0.
+
+        Returns whether each was finite [Q]; log-probabilities [Q] and ranks [Q] of the target ids, 1 being
+        the likeliest and ties going to the lower id; and the likeliest ids and their log-probabilities,
+        min(num_top, vocab_size) for each, one after the other. Of what is not finite, which has no
+        likeliest ids, only that means anything.
         """
 
     def take_times(self) -> dict[str, int]:

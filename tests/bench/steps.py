@@ -11,6 +11,7 @@ import numpy as np
 
 from rung.scheduler import Scheduler, SchedulerConfig
 from rung.scheduler.batch import StepOutput
+from rung.scheduler.policies import PolicyConfig
 from tests.models.driver import request
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from rung.scheduler.batch import StepPlan
 
 MAX_NUM_BATCHED_TOKENS = 512
+# Requests that the scheduler starts in one step, at most.
+TOUCHED_PER_STEP = 64
 WARM_STEPS = 2
 MIN_STEPS = 5
 MAX_STEPS = 64
@@ -162,10 +165,10 @@ def time_decode(
 
 def touch_blocks(runner: NativeRunner) -> None:
     """Write a token into every KV block: memory that was never written is read from one page."""
-    scheduler = make_scheduler(runner, MAX_NUM_BATCHED_TOKENS, 2, MAX_NUM_BATCHED_TOKENS)
-    scheduler.add(*(request(row, [row], max_tokens=1) for row in range(MAX_NUM_BATCHED_TOKENS)))
+    scheduler = make_scheduler(runner, TOUCHED_PER_STEP, 2, TOUCHED_PER_STEP)
+    scheduler.add(*(request(row, [row], max_tokens=1) for row in range(TOUCHED_PER_STEP)))
     plan = scheduler.schedule()
-    if plan is None or plan.num_rows != MAX_NUM_BATCHED_TOKENS:
+    if plan is None or plan.num_rows != TOUCHED_PER_STEP:
         raise RuntimeError("the KV memory does not hold a block for each token of a step")
     num_blocks = runner.info.num_blocks
     for first in range(0, num_blocks, plan.num_rows):
@@ -185,5 +188,9 @@ def make_scheduler(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max_num_seqs,
             max_model_len=max_model_len,
+            # Steps as large as they are asked for: what is measured is the runner.
+            policies=PolicyConfig(
+                chunks="fixed", lanes="one", admission="first-chunk", fixed_step_tokens=1 << 30
+            ),
         )
     )

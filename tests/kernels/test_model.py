@@ -48,6 +48,20 @@ def make_model(**changes: Any) -> rung_kernels.Model:
     return model
 
 
+def columns(
+    num_rows: int, *, num_top: int = -1, temperature: float = 0.0, top_p: float = 1.0, number: float = 0.5
+) -> tuple[Any, ...]:
+    """What `sample` takes, the same for all rows."""
+    return (
+        np.full(num_rows, num_top, dtype=np.int32),
+        np.zeros(num_rows, dtype=np.bool_),
+        np.full(num_rows, temperature, dtype=np.float32),
+        np.zeros(num_rows, dtype=np.int32),
+        np.full(num_rows, top_p, dtype=np.float32),
+        np.full(num_rows, number),
+    )
+
+
 def step(model: rung_kernels.Model, **changes: Any) -> tuple[int, float]:
     """One row of two tokens: the best id after them and its logprob."""
     batch = {
@@ -58,7 +72,7 @@ def step(model: rung_kernels.Model, **changes: Any) -> tuple[int, float]:
         "sample_rows": i32(0),
     }
     model.forward(**batch | changes)
-    ids, finite, logprobs, tops, logits = model.sample(i32(2), np.array([False]))
+    ids, finite, logprobs, tops, logits = model.sample(*columns(1, num_top=2))
     assert finite.all()
     assert logits.shape == (0, 11)
     assert tops[0][0][0] == ids[0]
@@ -135,7 +149,20 @@ def test_sampling_rows_must_be_those_of_the_step() -> None:
     model = make_model()
     step(model)
     with pytest.raises(ValueError, match="2 rows to sample and 1 in the last step"):
-        model.sample(i32(-1, -1), np.array([False, False]))
+        model.sample(*columns(2))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"temperature": -1.0}, {"temperature": np.inf}, {"top_p": 0.0}, {"number": 1.0}, {"number": np.nan}],
+)
+def test_draws_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    model = make_model()
+    step(model)
+    with pytest.raises(ValueError, match="row 0 cannot be drawn"):
+        model.sample(*columns(1, **{"temperature": 1.0} | wrong))
+    with pytest.raises(ValueError, match="differ in length"):
+        model.sample(*columns(1)[:-1], np.zeros(2))
 
 
 def test_poison_is_seen_only_where_it_is_read() -> None:
@@ -148,7 +175,7 @@ def test_poison_is_seen_only_where_it_is_read() -> None:
     assert step(model) == expected
     model.poison(i32(2))
     model.forward(i32(5), i32(0, 1), i32(1), i32([2]), i32(0))
-    assert not model.sample(i32(-1), np.array([False]))[1].any()
+    assert not model.sample(*columns(1))[1].any()
     with pytest.raises(ValueError, match="there is no block 4"):
         model.poison(i32(4))
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from rung.request import FinishReason, Request, SamplingParams, StoppingParams
 from rung.scheduler import Scheduler, SchedulerConfig
-from rung.scheduler.policies import PolicyConfig
+from tests.scheduling import CARELESS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rung.errors import RequestError
     from rung.runner.protocol import Runner, RunnerInfo
-    from rung.scheduler.batch import LogprobRow, StepOutput, StepPlan
+    from rung.scheduler.batch import LogprobRow, PromptLogprobs, StepOutput, StepPlan
 
 
 @dataclass
@@ -25,6 +25,7 @@ class Answer:
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[LogprobRow] = field(default_factory=list)
+    prompts: list[PromptLogprobs] = field(default_factory=list)
     reason: FinishReason | None = None
     error: RequestError | None = None
 
@@ -46,12 +47,18 @@ def request(
     top_logprobs: int | None = 5,
     temperature: float = 0.0,
     seed: int = 0,
+    prompt_top_logprobs: int | None = None,
 ) -> Request:
     """A request, greedy with five logprobs unless told otherwise."""
     return Request(
         request_id,
         np.array(prompt_ids, dtype=np.int32),
-        SamplingParams(temperature=temperature, seed=seed, top_logprobs=top_logprobs),
+        SamplingParams(
+            temperature=temperature,
+            seed=seed,
+            top_logprobs=top_logprobs,
+            prompt_top_logprobs=prompt_top_logprobs,
+        ),
         StoppingParams(max_tokens=max_tokens, stop_token_ids=frozenset(stop_token_ids)),
     )
 
@@ -64,10 +71,7 @@ def drive(
     max_num_seqs: int = 64,
     num_blocks: int | None = None,
 ) -> Run:
-    """Run all requests to their end; `num_blocks` hides some of the runner's blocks.
-
-    What begins to fit is let in, so that with few blocks rows have to be preempted.
-    """
+    """Run all requests to their end; `num_blocks` hides some of the runner's blocks."""
     info = runner.info
     scheduler = Scheduler(
         SchedulerConfig(
@@ -77,7 +81,8 @@ def drive(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max(len(requests), 1),
             max_model_len=info.num_blocks * info.block_size,
-            policies=PolicyConfig(admission="first-chunk"),
+            # Chunks as large as the budget, and preemption where it is asked for.
+            policies=CARELESS,
         )
     )
     answers = {request.request_id: Answer() for request in requests}
@@ -90,6 +95,8 @@ def drive(
         stale = stale[:0]
         runner.forward(shown)
         events = scheduler.commit(plan, runner.sample(shown), elapsed_s=0.0)
+        for request_id, part in events.prompts:
+            answers[request_id].prompts.append(part)
         for index, request_id in enumerate(events.request_ids.tolist()):
             answers[request_id].token_ids.append(int(events.token_ids[index]))
             if index in events.logprobs:

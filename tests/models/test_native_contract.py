@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden/smollm2_q4_1.json").read_text(encoding="utf-8"))
 PROMPTS: dict[str, list[int]] = {prompt["name"]: prompt["prompt_ids"] for prompt in GOLDEN["prompts"]}
 NAMES = ["single_token", "python", "chinese", "emoji", "chat_turns", "speech", "access_codes"]
-MAX_TOKENS = 12
+# For what is slow: plain Rust, and float activations.
+FEW = ["single_token", "chinese", "emoji"]
+MAX_TOKENS = 10
 KV_DTYPES = ("f32", "bf16", "int8")
 
 Bits = list[tuple[list[int], bytes]]
@@ -130,13 +132,13 @@ def test_drawn_tokens(runner: NativeRunner) -> None:
 @pytest.mark.parametrize("activations", ["int8", "float"])
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
 def test_any_number_of_threads(smollm2: OpenModel, activations: str, num_threads: int) -> None:
-    expected = run(make_runner(smollm2, activations=activations))
-    assert run(make_runner(smollm2, activations=activations, num_threads=num_threads)) == expected
+    names = NAMES if activations == "int8" else FEW
+    expected = run(make_runner(smollm2, activations=activations), names)
+    assert run(make_runner(smollm2, activations=activations, num_threads=num_threads), names) == expected
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("isa", AVAILABLE_ISAS)
 def test_every_instruction_set(smollm2: OpenModel, isa: str, kv_dtype: str) -> None:
-    names = ["single_token", "chinese", "emoji"]
-    expected = run(make_runner(smollm2, kv_dtype=kv_dtype), names)
-    assert run(make_runner(smollm2, kv_dtype=kv_dtype, isa=isa), names) == expected
+    expected = run(make_runner(smollm2, kv_dtype=kv_dtype), FEW)
+    assert run(make_runner(smollm2, kv_dtype=kv_dtype, isa=isa), FEW) == expected

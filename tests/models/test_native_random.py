@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 import pytest
 
 from rung.errors import ErrorCode, ModelError
@@ -117,6 +118,16 @@ def test_a_row_that_is_not_finite_fails_alone_and_leaves_no_trace(
     assert [failed[0], failed[2]] == [healthy[0], healthy[2]]
     # Its blocks serve the next requests.
     assert answers([1, 2, 3]) == healthy
+
+
+def test_a_closed_runner_has_no_threads_left() -> None:
+    process = psutil.Process()
+    before = process.num_threads()
+    runner = make_runner(num_threads=5)
+    assert process.num_threads() == before + 4
+    runner.close()
+    runner.close()
+    assert process.num_threads() == before
 
 
 def test_a_weight_of_the_wrong_size_is_refused() -> None:

@@ -281,10 +281,25 @@ def test_a_damaged_model_exits_65_with_one_sentence(folder: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from rung.cli import main; sys.exit(main.main())"
+
+
+def test_the_default_runner_serves_without_torch(model: Path, folder: Path) -> None:
+    with engine_child(
+        model, "--listen", f"unix:{folder}/e.sock", program=("-c", WITHOUT_TORCH)
+    ) as child, Client(child.address) as client:  # fmt: skip
+        client.submit(make_submit([1], [5, 6], max_tokens=5))
+        (row,) = client.read_until_ended(1)
+        assert len(row.tokens) == 5
+        assert "native" in child.text
+
+
 def test_without_torch_the_reference_runner_says_what_to_install(model: Path, folder: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from rung.cli import main; sys.exit(main.main())"
     result = subprocess.run(
-        [sys.executable, "-c", code, "engine", str(model), "--listen", f"unix:{folder}/e.sock"],
+        [
+            sys.executable, "-c", WITHOUT_TORCH, "engine", str(model),
+            "--runner", "reference", "--listen", f"unix:{folder}/e.sock",
+        ],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=WAIT_S,
     )  # fmt: skip
     assert result.returncode == 64

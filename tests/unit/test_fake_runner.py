@@ -47,6 +47,8 @@ def make_plan(
             sample_index=np.full(num_rows, sample_index, dtype=np.int32),
             position=np.array(computed, dtype=np.int64) + np.array(lens),
             top_logprobs=np.full(num_rows, top_logprobs, dtype=np.int32),
+            min_p=np.zeros(num_rows, dtype=np.float32),
+            typical_p=np.ones(num_rows, dtype=np.float32),
             banned_ids=tuple((row, np.array(banned, dtype=np.int32)) for row in range(num_rows) if banned),
         ),
         freed_blocks=np.array(freed, dtype=np.int32),
@@ -200,10 +202,7 @@ def test_no_logprobs_unless_asked(runner):
 def test_step_without_a_sampling_row(runner):
     plan = make_plan([PROMPT[:2]], [0], [[3, 1]])
     none = np.empty(0, dtype=np.int32)
-    columns = {
-        name: getattr(plan.sampling, name)[:0] for name in plan.sampling.__slots__ if name != "banned_ids"
-    }
-    plan = replace(plan, sample_rows=none, sampling=SamplingColumns(**columns))
+    plan = replace(plan, sample_rows=none, sampling=plan.sampling.take(none))
     runner.forward(plan)
     output = runner.sample(plan)
     assert (output.token_ids.tolist(), output.logprobs, output.failed) == ([], {}, {})

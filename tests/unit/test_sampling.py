@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from rung.errors import ErrorCode
+from rung.sampling.rules import TokenRules
 from rung.sampling.sampler import sample
-from rung.scheduler.batch import SamplingColumns
+from rung.scheduler.batch import RuledRow, SamplingColumns
 
 VOCAB_SIZE = 1000
 
@@ -22,6 +23,8 @@ def columns(
     sample_index: int = 0,
     positions: np.ndarray | None = None,
     top_logprobs: int = -1,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
     banned_ids: tuple[tuple[int, list[int]], ...] = (),
 ) -> SamplingColumns:
     """The same parameters for every row; positions count up from 0 unless given."""
@@ -33,6 +36,8 @@ def columns(
         sample_index=np.full(num_rows, sample_index, dtype=np.int32),
         position=np.arange(num_rows) if positions is None else positions,
         top_logprobs=np.full(num_rows, top_logprobs, dtype=np.int32),
+        min_p=np.full(num_rows, min_p, dtype=np.float32),
+        typical_p=np.full(num_rows, typical_p, dtype=np.float32),
         banned_ids=tuple((index, np.array(ids, dtype=np.int32)) for index, ids in banned_ids),
     )
 
@@ -86,6 +91,9 @@ def test_a_very_large_temperature_is_uniform_over_the_kept_ids() -> None:
         {"temperature": 1.7, "top_k": 5},
         {"temperature": 1.0, "top_p": 0.8},
         {"temperature": 1.3, "top_k": 9, "top_p": 0.7},
+        {"temperature": 1.2, "min_p": 0.2},
+        {"temperature": 1.0, "typical_p": 0.6},
+        {"temperature": 0.8, "top_k": 10, "top_p": 0.95, "min_p": 0.1, "typical_p": 0.8},
     ],
 )
 def test_sampled_frequencies_are_the_exact_probabilities(parameters: dict[str, float]) -> None:
@@ -97,6 +105,12 @@ def test_sampled_frequencies_are_the_exact_probabilities(parameters: dict[str, f
     shares = scaled[ranked] / scaled[ranked].sum()
     num_kept = int((np.cumsum(shares) < parameters.get("top_p", 1.0) - 1e-12).sum()) + 1
     kept = ranked[: min(num_kept, len(ranked))]
+    kept = [token for token in kept if scaled[token] / scaled.max() >= parameters.get("min_p", 0.0)]
+    shares = scaled[kept] / scaled[kept].sum()
+    surprise = np.abs(-np.log(shares) + (shares * np.log(shares)).sum())
+    order = np.argsort(surprise)
+    num_typical = int((np.cumsum(shares[order]) < parameters.get("typical_p", 1.0) - 1e-12).sum()) + 1
+    kept = [kept[place] for place in order[:num_typical]]
     expected = scaled[kept] / scaled[kept].sum()
 
     num = 20_000
@@ -173,10 +187,11 @@ def test_a_row_that_is_not_finite_fails_alone(value: float, temperature: float) 
         assert sampled.token_ids[[0, 2]].tolist() == alone.token_ids.tolist()
 
 
-def test_a_row_alone_is_the_row_in_a_batch_bitwise() -> None:
+def test_b46_a_row_alone_is_the_row_in_a_batch_bitwise() -> None:
     generator = np.random.default_rng(3)
     num = 60
     logits = random_logits(num)
+    rules = TokenRules(1.5, 0.3, 0.2, np.array([5], np.int32), np.array([4], np.float32))
     batch = SamplingColumns(
         temperature=generator.choice([0, 0.3, 1, 2], num).astype(np.float32),
         top_k=generator.choice([0, 1, 7, 400], num).astype(np.int32),
@@ -185,24 +200,17 @@ def test_a_row_alone_is_the_row_in_a_batch_bitwise() -> None:
         sample_index=generator.integers(0, 4, num, dtype=np.int32),
         position=generator.integers(0, 10_000, num),
         top_logprobs=generator.choice([-1, 0, 5], num).astype(np.int32),
+        min_p=generator.choice([0, 0.01, 0.2], num).astype(np.float32),
+        typical_p=generator.choice([1, 0.9, 0.3], num).astype(np.float32),
         banned_ids=((4, np.array([1, 2], dtype=np.int32)),),
+        ruled=tuple(
+            RuledRow(index, rules, np.arange(5, dtype=np.int32), np.array([index, 3, 3], dtype=np.int32))
+            for index in range(0, num, 7)
+        ),
     )
     together = sample(logits, batch)
     for index in range(num):
-        one = slice(index, index + 1)
-        alone = sample(
-            logits[one].copy(),
-            SamplingColumns(
-                batch.temperature[one],
-                batch.top_k[one],
-                batch.top_p[one],
-                batch.seed[one],
-                batch.sample_index[one],
-                batch.position[one],
-                batch.top_logprobs[one],
-                tuple((0, ids) for row, ids in batch.banned_ids if row == index),
-            ),
-        )
+        alone = sample(logits[[index]], batch.take(np.array([index])))
         assert alone.token_ids[0] == together.token_ids[index]
         assert (0 in alone.logprobs) == (index in together.logprobs)
         if 0 in alone.logprobs:
@@ -241,7 +249,7 @@ def test_top_logprobs_ties_go_to_the_lower_id_and_stop_at_the_vocabulary() -> No
     assert len(sample(logits, columns(1, top_logprobs=0)).logprobs[0].top_ids) == 0
 
 
-def test_the_chosen_logprob_is_finite_at_the_edge_of_float32() -> None:
+def test_b19_the_chosen_logprob_is_finite_at_the_edge_of_float32() -> None:
     logits = np.array([[3e38, -3e38]], dtype=np.float32)
     sampled = sample(logits, columns(1, banned_ids=((0, [0]),), top_logprobs=2))
     assert sampled.token_ids.tolist() == [1]

@@ -5,7 +5,9 @@ of all slots before it, read through the block table; the next token is a mix of
 slots. So a wrong block, a stale slot, a missing copy, a block freed too early or a lost token
 changes the answer from there on. `expected_tokens` gives the right one without any blocks.
 
-It ignores top-k and top-p, and temperature beyond its being 0 or not.
+A row with rules on single ids gets made-up logits that fall from that token on, and of them the best
+that the rules leave. It ignores top-k, top-p, min-p and typical-p, and temperature beyond its being 0
+or not.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ import numpy as np
 
 from rung.errors import ErrorCode, RequestError
 from rung.runner.protocol import RunnerInfo
-from rung.scheduler.batch import PENDING, LogprobRow, StepOutput
+from rung.sampling.edits import edited_logits
+from rung.scheduler.batch import PENDING, LogprobRow, PromptLogprobs, StepOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from rung.runner.protocol import PendingOutput
-    from rung.scheduler.batch import I32, U64, SamplingColumns, StepPlan
+    from rung.scheduler.batch import F32, I32, U64, SamplingColumns, StepPlan
 
 # What memory that belongs to nobody holds.
 POISON = 0xDEAD_BEEF_DEAD_BEEF
@@ -35,6 +38,9 @@ _MASK = (1 << 64) - 1
 # (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators").
 _MIX_FACTORS = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
 _FINAL_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+# Made-up logits: that of the token itself, and how much they fall from id to id. Exact in float32.
+_BEST_LOGIT = 8.0
+_LOGIT_STEP = 0.25
 # The fold of slots s[0..n) is the sum of s[i] * _FOLD_BASE**i, so order and place count.
 _FOLD_BASE = 0x2545F4914F6CDD1D
 
@@ -77,9 +83,11 @@ def expected_tokens(
     temperature: float = 0.0,
     stop_token_ids: Collection[int] = (),
     min_tokens: int = 0,
+    choose: Callable[[int, list[int]], int | None] | None = None,
 ) -> list[int]:
     """What a request alone must yield: at most `num_tokens`, a stop id being the last.
 
+    choose: what the request's rules make of a token after the answer so far; None: nothing.
     Plain integers over one list of slots; shares only `mix` and `next_allowed` with the runner.
     """
     fold, power = 0, 1
@@ -93,8 +101,12 @@ def expected_tokens(
             fold = (fold + slot * power) & _MASK
             power = (power * _FOLD_BASE) & _MASK
             position += 1
-        banned = stop_token_ids if len(answer) < min_tokens else ()
-        token = next_allowed(mix(fold, *stream, position) % vocab_size, banned, vocab_size)
+        token: int | None = mix(fold, *stream, position) % vocab_size
+        assert token is not None
+        if choose is not None:
+            token = choose(token, answer)
+        elif len(answer) < min_tokens:
+            token = next_allowed(token, stop_token_ids, vocab_size)
         if token is None:
             break
         tokens.append(token)
@@ -102,6 +114,25 @@ def expected_tokens(
         if token in stop_token_ids:
             break
     return answer
+
+
+def expected_prompt_logprobs(prompt_ids: Sequence[int], vocab_size: int) -> list[tuple[float, int]]:
+    """Logprob and rank that each id of a prompt from the second on must get; plain integers again."""
+    fold, power, previous = 0, 1, 0
+    expected = []
+    for position, token in enumerate(int(token) for token in prompt_ids):
+        if position > 0:
+            state = mix(previous, token)
+            expected.append((_made_up_logprob(state), 1 + state % vocab_size))
+        fold = (fold + mix(token, position, fold) * power) & _MASK
+        power = (power * _FOLD_BASE) & _MASK
+        previous = fold
+    return expected
+
+
+def _made_up_logprob(state: int) -> float:
+    """Exact in float32."""
+    return float(np.float32(-1.0 - (state >> 32) / 2**32))
 
 
 class FakeRunner:
@@ -193,19 +224,32 @@ class FakeRunner:
         streams = np.where(is_random, sampling.sample_index.astype(np.uint64) + np.uint64(1), np.uint64(0))
         state = mix_columns(folds, seeds, streams, sampling.position.astype(np.uint64))
         token_ids = (state % np.uint64(self._vocab_size)).astype(np.int32)
-        failed: dict[int, RequestError] = {}
-        for index, banned_ids in sampling.banned_ids:
-            token = next_allowed(int(token_ids[index]), set(banned_ids.tolist()), self._vocab_size)
-            if token is None:
-                failed[int(rows[index])] = RequestError(
-                    ErrorCode.INVALID_ARGUMENT, f"All {self._vocab_size} ids of the vocabulary are banned."
-                )
-            else:
-                token_ids[index] = token
-        return StepOutput(token_ids, self._logprobs(sampling, state, token_ids), failed)
+        failed = {int(rows[index]): error for index, error in self._follow_rules(sampling, token_ids).items()}
+        return StepOutput(
+            token_ids, self._logprobs(sampling, state, token_ids), failed, self._prompt_logprobs(plan)
+        )
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def _follow_rules(self, sampling: SamplingColumns, token_ids: I32) -> dict[int, RequestError]:
+        """Replace tokens that rules do not leave; returns errors by index in 0..S."""
+        rows = sampling.edited_rows()
+        if not len(rows):
+            return {}
+        distance = (np.arange(self._vocab_size) - token_ids[rows, None]) % self._vocab_size
+        logits: F32 = (_BEST_LOGIT - _LOGIT_STEP * distance).astype(np.float32)
+        edited = edited_logits(logits, sampling.take(rows))[1]
+        # Ties are few, and go to the id that comes first from the token on.
+        order = np.argsort(distance, axis=1)
+        best = np.take_along_axis(edited, order, axis=1).argmax(axis=1)
+        token_ids[rows] = order[np.arange(len(rows)), best]
+        return {
+            int(rows[index]): RequestError(
+                ErrorCode.INVALID_ARGUMENT, f"All {self._vocab_size} ids of the vocabulary are banned."
+            )
+            for index in np.flatnonzero(edited.max(axis=1) == -np.inf).tolist()
+        }
 
     def _check_covered(self, plan: StepPlan, lengths: I32) -> None:
         """A table that does not cover its row would be read or written out of bounds."""
@@ -257,14 +301,38 @@ class FakeRunner:
         """Made-up logprobs of which the chosen id is the most likely, falling by 1 from id to id."""
         rows = {}
         for index in np.flatnonzero(sampling.top_logprobs >= 0).tolist():
-            chosen = np.float32(-1.0 - int(state[index] >> np.uint64(32)) / 2**32)
+            chosen = _made_up_logprob(int(state[index]))
             ranks = np.arange(min(int(sampling.top_logprobs[index]), self._vocab_size), dtype=np.int32)
             rows[index] = LogprobRow(
-                chosen=float(chosen),
+                chosen=chosen,
                 top_ids=((token_ids[index] + ranks) % self._vocab_size).astype(np.int32),
                 top_logprobs=(chosen - ranks).astype(np.float32),
             )
         return rows
+
+    def _prompt_logprobs(self, plan: StepPlan) -> dict[int, PromptLogprobs]:
+        """Made-up logprobs that betray the slots before each id; alternatives fall by 1 from it on."""
+        prompts = plan.prompts
+        if prompts is None:
+            return {}
+        row_of_token = np.repeat(prompts.rows, prompts.counts)
+        lengths = plan.num_computed[row_of_token] + prompts.tokens - plan.query_start[row_of_token] + 1
+        folds = self._fold(plan.block_tables[row_of_token], lengths.astype(np.int32))
+        state = mix_columns(folds, prompts.target_ids.astype(np.uint64))
+        chosen = np.array([_made_up_logprob(int(one)) for one in state], dtype=np.float32)
+        ranks = (state % np.uint64(self._vocab_size)).astype(np.int32) + np.int32(1)
+        found = {}
+        last = np.cumsum(prompts.counts)
+        for row, count, top, end in zip(prompts.rows, prompts.counts, prompts.num_top, last, strict=True):
+            ids = slice(end - count, end)
+            steps = np.arange(min(int(top), self._vocab_size), dtype=np.int32)
+            found[int(row)] = PromptLogprobs(
+                chosen=chosen[ids],
+                ranks=ranks[ids],
+                top_ids=((prompts.target_ids[ids, None] + steps) % self._vocab_size).astype(np.int32),
+                top_logprobs=(chosen[ids, None] - steps).astype(np.float32),
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which ids a row may still choose, exactly: ranking, top-k and top-p over one row of logits.
+"""Which ids a row may still choose, exactly: ranking and filters over one row of logits.
 
 Ties always go to the lower id. Nothing is cut off beforehand to save time.
 """
@@ -17,7 +17,7 @@ _FIRST_HEAD = 128
 _HEAD_GROWTH = 8
 
 
-def ranked_head(logits: F32, count: int) -> I64:
+def ranked_head(logits: F32 | F64, count: int) -> I64:
     """The `count` ids with the largest logits [vocab], largest first, ties to the lower id."""
     vocab_size = len(logits)
     if count >= vocab_size:
@@ -40,11 +40,10 @@ def scaled_weights(logits: F32, temperature: float, peak: float) -> F64:
     return weights
 
 
-def nucleus(logits: F32, weights: F64, top_p: float) -> I64:
-    """Ids of the smallest set whose share of all weights reaches `top_p`, likeliest first.
+def nucleus(logits: F32 | F64, weights: F64, top_p: float) -> I64:
+    """Ids of the smallest set whose share of all weights reaches `top_p`, largest logit first.
 
-    logits, weights: [n]; weights rise with logits. Source: Holtzman et al. 2019,
-    arXiv:1904.09751.
+    logits, weights: [n]. Source: Holtzman et al. 2019, arXiv:1904.09751.
     """
     wanted = top_p * float(weights.sum())
     head = _FIRST_HEAD
@@ -55,6 +54,21 @@ def nucleus(logits: F32, weights: F64, top_p: float) -> I64:
             # The first prefix that reaches it; all ids, should rounding leave the last one short.
             return ids[: int(np.searchsorted(reached, wanted, side="left")) + 1]
         head *= _HEAD_GROWTH
+
+
+def typical(logits: F32, weights: F64, temperature: float, typical_p: float) -> I64:
+    """Ids whose information is nearest the entropy, until their share of all weights reaches `typical_p`.
+
+    logits, weights: [n], weights being exp((logits - largest) / temperature). Nearest first; ties to
+    the lower id. Source: Meister et al. 2022, arXiv:2202.00666.
+    """
+    total = float(weights.sum())
+    shares = weights / total
+    # From the logits, as the logarithm of a weight that has rounded to 0 says nothing.
+    information = np.log(total) - (logits.astype(np.float64) - float(logits.max())) / temperature
+    has_weight = weights > 0
+    entropy = float((shares[has_weight] * information[has_weight]).sum())
+    return nucleus(-np.abs(information - entropy), weights, typical_p)
 
 
 def pick(weights: F64, uniform: float) -> int:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rung.errors import ErrorCode, RequestError
-from rung.sampling.filters import nucleus, pick, ranked_head, scaled_weights
+from rung.errors import ErrorCode, RequestError, non_finite
+from rung.sampling.edits import edited_logits
+from rung.sampling.filters import nucleus, pick, ranked_head, scaled_weights, typical
 from rung.sampling.logprobs import logprob_row
 from rung.sampling.random import uniform
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from rung.scheduler.batch import I32, LogprobRow, SamplingColumns
 
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +38,35 @@ class SampledTokens:
 def sample(logits: F32, columns: SamplingColumns) -> SampledTokens:
     """Choose a token for each row of `logits` [S, vocab_size] float32.
 
-    Order: ban, then greedy or temperature, top-k, top-p, draw. Ties go to the lowest id.
+    Order: rules on single ids, then greedy or temperature, top-k, top-p, min-p, typical-p, draw;
+    each filter sees what the one before has left. Ties go to the lowest id.
     """
     num_rows = len(logits)
     token_ids = np.zeros(num_rows, dtype=np.int32)
     failed = _non_finite_rows(logits)
-    allowed = _apply_bans(logits, columns, failed)
+    edited_rows, edited = edited_logits(logits, columns)
+    _fail_forbidden(edited_rows, edited, failed)
+    allowed = dict(zip(edited_rows.tolist(), edited, strict=True))
     greedy = columns.temperature == 0
     drawn = np.flatnonzero(~greedy)
     uniforms = uniform(columns.seed[drawn], columns.sample_index[drawn], columns.position[drawn])
-    for index in np.flatnonzero(greedy):
+    for index in np.flatnonzero(greedy).tolist():
         if index not in failed:
-            token_ids[index] = allowed[index].argmax()
-    for index, number in zip(drawn, uniforms, strict=True):
+            token_ids[index] = allowed.get(index, logits[index]).argmax()
+    for index, number in zip(drawn.tolist(), uniforms, strict=True):
         if index not in failed:
-            token_ids[index] = _draw(
-                allowed[index],
+            # What rules or a grammar forbid need not be weighed: often that is nearly everything.
+            ids = np.flatnonzero(allowed[index] > -np.inf) if index in allowed else None
+            choice = _draw(
+                logits[index] if ids is None else allowed[index][ids],
                 temperature=float(columns.temperature[index]),
                 top_k=int(columns.top_k[index]),
                 top_p=float(columns.top_p[index]),
+                min_p=float(columns.min_p[index]),
+                typical_p=float(columns.typical_p[index]),
                 number=float(number),
             )
+            token_ids[index] = choice if ids is None else ids[choice]
     logprobs = {
         int(index): logprob_row(logits[index], int(token_ids[index]), int(columns.top_logprobs[index]))
         for index in np.flatnonzero(columns.top_logprobs >= 0)
@@ -64,7 +75,16 @@ def sample(logits: F32, columns: SamplingColumns) -> SampledTokens:
     return SampledTokens(token_ids=token_ids, logprobs=logprobs, failed=failed)
 
 
-def _draw(logits: F32, *, temperature: float, top_k: int, top_p: float, number: float) -> int:
+def _draw(
+    logits: F32,
+    *,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+    number: float,
+) -> int:
     peak = float(logits.max())
     # Ids that may be drawn; None: all, in id order.
     ids = ranked_head(logits, top_k) if 0 < top_k < len(logits) else None
@@ -72,35 +92,36 @@ def _draw(logits: F32, *, temperature: float, top_k: int, top_p: float, number: 
     weights = scaled_weights(kept, temperature, peak)
     if top_p < 1:
         inside = nucleus(kept, weights, top_p)
-        ids = inside if ids is None else ids[inside]
-        weights = weights[inside]
+        ids, kept, weights = _narrow(inside, ids, kept, weights)
+    if min_p > 0:
+        # The likeliest id weighs 1. Source: Nguyen et al. 2024, arXiv:2407.01082.
+        ids, kept, weights = _narrow(np.flatnonzero(weights >= min_p), ids, kept, weights)
+    if typical_p < 1:
+        inside = typical(kept, weights, temperature, typical_p)
+        ids, kept, weights = _narrow(inside, ids, kept, weights)
     choice = pick(weights, number)
     return choice if ids is None else int(ids[choice])
 
 
-def _apply_bans(logits: F32, columns: SamplingColumns, failed: dict[int, RequestError]) -> F32:
-    """`logits` with -inf at banned ids: a copy if there are any, since logprobs need the original."""
-    if not columns.banned_ids:
-        return logits
-    allowed: F32 = logits.copy()
-    for index, banned in columns.banned_ids:
-        allowed[index, banned] = -np.inf
-        if index not in failed and not np.isfinite(allowed[index].max()):
-            failed[index] = RequestError(
+def _narrow(inside: I64, ids: I64 | None, kept: F32, weights: F64) -> tuple[I64, F32, F64]:
+    return (inside if ids is None else ids[inside]), kept[inside], weights[inside]
+
+
+def _fail_forbidden(rows: I64, edited: F32, failed: dict[int, RequestError]) -> None:
+    """Rows of which nothing may be chosen any more fail."""
+    if not len(rows):
+        return
+    for row in rows[edited.max(axis=1) == -np.inf].tolist():
+        failed.setdefault(
+            row,
+            RequestError(
                 ErrorCode.INVALID_ARGUMENT,
-                f"All {logits.shape[1]} tokens of the vocabulary are forbidden at this position; "
+                f"All {edited.shape[1]} tokens of the vocabulary are forbidden at this position; "
                 "allow at least one.",
-            )
-    return allowed
+            ),
+        )
 
 
 def _non_finite_rows(logits: F32) -> dict[int, RequestError]:
     finite = np.isfinite(logits).all(axis=1)
-    return {
-        int(index): RequestError(
-            ErrorCode.NON_FINITE,
-            "The model computed a value that is not finite for this request, so no token can be "
-            "chosen; other requests are not affected.",
-        )
-        for index in np.flatnonzero(~finite)
-    }
+    return {int(index): non_finite() for index in np.flatnonzero(~finite)}

@@ -6,7 +6,7 @@ R rows in the step, T query tokens in the step, S rows that sample, B longest bl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,14 +15,44 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from rung.errors import RequestError
     from rung.request import Finished, Started
+    from rung.sampling.rules import TokenRules
 
 # In the place of a token that a step in flight is still to choose.
 PENDING = -1
 
+Bool = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class RuledRow:
+    """A sampling row that has rules on single ids, and what these rules need to know.
+
+    index      in 0..S
+    prompt_ids distinct ids of the prompt; empty unless the rules read them
+    answer_ids ids of the answer so far, in order; empty unless the rules read them
+    """
+
+    index: int
+    rules: TokenRules
+    prompt_ids: I32
+    answer_ids: I32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which ids some sampling rows may choose.
+
+    rows [G] i64                         indices in 0..S, ascending
+    bits [G, ceil(vocab_size / 32)] u32  bit k of word w stands for id 32 w + k; set: allowed
+    """
+
+    rows: I64
+    bits: U32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +66,11 @@ class SamplingColumns:
     sample_index [S] i32
     position     [S] i64    absolute position of the token to be chosen
     top_logprobs [S] i32    -1: no logprobs
+    min_p        [S] f32    0 keeps all
+    typical_p    [S] f32    1 keeps all
     banned_ids   one entry per row that has some: (index in 0..S, ids that must not be chosen)
+    ruled        one entry per row that has rules on single ids, by rising index
+    masks        None: no row follows a grammar. Filled in between planning and sampling
     """
 
     temperature: F32
@@ -46,7 +80,66 @@ class SamplingColumns:
     sample_index: I32
     position: I64
     top_logprobs: I32
+    min_p: F32
+    typical_p: F32
     banned_ids: tuple[tuple[int, I32], ...] = ()
+    ruled: tuple[RuledRow, ...] = ()
+    masks: TokenMasks | None = None
+
+    def edited_rows(self) -> I64:
+        """Rows whose logits are changed before a token is chosen, ascending: [E] i64."""
+        masked = [] if self.masks is None else self.masks.rows.tolist()
+        if not self.banned_ids and not self.ruled and not masked:
+            return np.empty(0, dtype=np.int64)
+        return np.unique([index for index, _ in self.banned_ids] + [row.index for row in self.ruled] + masked)
+
+    def special_rows(self) -> Bool:
+        """Rows that want more than the best id or a draw by temperature, top-k and top-p: [S] bool."""
+        special: Bool = (self.temperature > 0) & ((self.min_p > 0) | (self.typical_p < 1))
+        special[self.edited_rows()] = True
+        return special
+
+    def take(self, rows: I64) -> SamplingColumns:
+        """The parameters of some rows, which become 0, 1, ... in this order: rows [S'] i64, ascending."""
+        place = {row: index for index, row in enumerate(rows.tolist())}
+        changes: dict[str, object] = {
+            item.name: getattr(self, item.name)[rows]
+            for item in fields(self)
+            if item.name not in {"banned_ids", "ruled", "masks"}
+        }
+        changes["banned_ids"] = tuple((place[row], ids) for row, ids in self.banned_ids if row in place)
+        changes["ruled"] = tuple(
+            replace(row, index=place[row.index]) for row in self.ruled if row.index in place
+        )
+        if self.masks is not None:
+            kept = np.flatnonzero(np.isin(self.masks.rows, rows))
+            places = np.searchsorted(rows, self.masks.rows[kept])
+            changes["masks"] = TokenMasks(places, self.masks.bits[kept])
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptColumns:
+    """Prompt ids whose logprobs a step shall give: P rows, Q ids.
+
+    rows       [P] i32  indices into R, ascending
+    counts     [P] i32  ids of each row, at least 1
+    num_top    [P] i32  alternatives for each of the row's ids
+    tokens     [Q] i32  indices into T, row after row: the query token before each id
+    target_ids [Q] i32  the ids
+    """
+
+    rows: I32
+    counts: I32
+    num_top: I32
+    tokens: I32
+    target_ids: I32
+
+    def first_ids(self, plan: StepPlan) -> I32:
+        """Position in its prompt of each row's first id: [P] i32."""
+        first_tokens = self.tokens[np.cumsum(self.counts) - self.counts]
+        first_ids: I32 = plan.num_computed[self.rows] + first_tokens - plan.query_start[self.rows] + 1
+        return first_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +160,7 @@ class StepPlan:
                             them before it does anything else (some may already belong to a row of
                             this plan)
     block_copies [C, 2] i32 (source, target): blocks to be copied before KV is stored
+    prompts      None: no row wants logprobs of its prompt
     """
 
     step_id: int
@@ -80,6 +174,7 @@ class StepPlan:
     sampling: SamplingColumns
     freed_blocks: I32
     block_copies: I32 = field(default_factory=lambda: np.empty((0, 2), dtype=np.int32))
+    prompts: PromptColumns | None = None
 
     @property
     def num_rows(self) -> int:
@@ -111,17 +206,35 @@ class LogprobRow:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Logprobs of consecutive prompt ids of one row, raw model distribution, in nats.
+
+    chosen [n] f32: of the ids; ranks [n] i32: their places among all, 1 being the likeliest.
+    top_ids [n, k] i32, top_logprobs [n, k] f32: as in `LogprobRow`.
+    """
+
+    chosen: F32
+    ranks: I32
+    top_ids: I32
+    top_logprobs: F32
+
+
+@dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a runner computed for a plan.
 
     token_ids [S] i32  chosen ids; the value of a failed row is ignored
     logprobs  {index in 0..S: LogprobRow} for rows that asked
     failed    {index in 0..R: error} for rows that must end, such as non-finite logits
+    prompts   {index in 0..R: logprobs} for rows of `StepPlan.prompts`
+    grammar_ns that masks took, beside the forward pass
     """
 
     token_ids: I32
     logprobs: dict[int, LogprobRow]
     failed: dict[int, RequestError]
+    prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
+    grammar_ns: int = 0
 
     def wait(self) -> StepOutput:
         """An output that is here: see `rung.runner.protocol.PendingOutput`."""
@@ -134,6 +247,7 @@ class StepEvents:
 
     request_ids [K] i64, token_ids [K] i32: one new token per row that got one, in plan order
     logprobs    {index in 0..K: LogprobRow}
+    prompts     (request id, logprobs of its prompt's next ids), before the row's first token
     """
 
     request_ids: I64
@@ -141,6 +255,7 @@ class StepEvents:
     logprobs: dict[int, LogprobRow]
     started: tuple[Started, ...]
     finished: tuple[Finished, ...]
+    prompts: tuple[tuple[int, PromptLogprobs], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,16 @@ import numpy as np
 from rung.errors import ErrorCode, RequestError
 from rung.kv.integrity import IntegrityError
 from rung.request import Finished, FinishReason, Request, Started
-from rung.scheduler.batch import I32, I64, LogprobRow, SchedulerStats, StepEvents, StepOutput, StepPlan
+from rung.scheduler.batch import (
+    I32,
+    I64,
+    LogprobRow,
+    PromptLogprobs,
+    SchedulerStats,
+    StepEvents,
+    StepOutput,
+    StepPlan,
+)
 from rung.scheduler.limits import SchedulerConfig, check_fits
 from rung.scheduler.planner import Planner
 from rung.scheduler.policies import build_policies
@@ -155,9 +164,10 @@ class Scheduler:
             sampled_rows, request_ids, token_ids = sampled_rows[kept], request_ids[kept], token_ids[kept]
             logprobs = {new: logprobs[old] for new, old in enumerate(kept.tolist()) if old in logprobs}
         self._rows.store(rows, num_stored)
+        prompts = self._take_prompts(plan, output) if output.prompts else ()
         self._append(sampled_rows, token_ids)
         self._rows.drop_left()
-        return self._events(request_ids, token_ids, logprobs)
+        return self._events(request_ids, token_ids, logprobs, prompts)
 
     def fail(self, plan: StepPlan, error: RequestError, elapsed_s: float = 0.0) -> StepEvents:
         """Take in that the step of the plan in flight raised: the rows it ran end with `error`."""
@@ -256,6 +266,7 @@ class Scheduler:
             sampling=table.sampling_columns(rows[sample_rows]),
             freed_blocks=np.array(self._rows.kv.take_dropped(), dtype=np.int32),
             block_copies=self._rows.take_copies(),
+            prompts=table.prompt_columns(rows, query_lens, query_start),
         )
         table.num_computed[rows] = num_computed + query_lens
         table.expect_tokens(rows[sample_rows])
@@ -273,6 +284,19 @@ class Scheduler:
         """Whose row of the plan that is; None when it is not running any more."""
         request = self._live.get(int(plan.request_ids[index]))
         return request if request is not None and request.row == plan.rows[index] else None
+
+    def _take_prompts(self, plan: StepPlan, output: StepOutput) -> tuple[tuple[int, PromptLogprobs], ...]:
+        """Logprobs of prompts, of the requests that run; each id's are delivered once in its life."""
+        assert plan.prompts is not None, "nobody asked for what the runner gives"
+        delivered = []
+        firsts = dict(zip(plan.prompts.rows.tolist(), plan.prompts.first_ids(plan).tolist(), strict=True))
+        for index, logprobs in output.prompts.items():
+            request = self._request_of(plan, index)
+            # A prompt that was thrown out while a part of it was in flight asks for that part again.
+            if request is not None and firsts[index] == request.num_scored + 1:
+                request.num_scored = self._table.add_scored(int(plan.rows[index]), len(logprobs.chosen))
+                delivered.append((request.request_id, logprobs))
+        return tuple(delivered)
 
     def _append(self, rows: I32, token_ids: I32) -> None:
         """Give each row its new token and end those for which it was the last."""
@@ -348,8 +372,16 @@ class Scheduler:
             )
         )
 
-    def _events(self, request_ids: I64, token_ids: I32, logprobs: dict[int, LogprobRow]) -> StepEvents:
-        events = StepEvents(request_ids, token_ids, logprobs, tuple(self._started), tuple(self._finished))
+    def _events(
+        self,
+        request_ids: I64,
+        token_ids: I32,
+        logprobs: dict[int, LogprobRow],
+        prompts: tuple[tuple[int, PromptLogprobs], ...] = (),
+    ) -> StepEvents:
+        events = StepEvents(
+            request_ids, token_ids, logprobs, tuple(self._started), tuple(self._finished), prompts
+        )
         self._started, self._finished = [], []
         return events
 

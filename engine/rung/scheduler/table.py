@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rung.scheduler.batch import I32, PENDING, SamplingColumns
+from rung.scheduler.batch import I32, PENDING, PromptColumns, RuledRow, SamplingColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rung.request import Request
+    from rung.sampling.rules import TokenRules
 
 # Stop ids compared as a column; the rare row with more is looked up on its own.
 STOP_COLUMN_WIDTH = 8
@@ -76,6 +77,13 @@ class StateTable:
         self._seed = np.zeros(max_num_seqs, dtype=np.uint64)
         self._sample_index = np.zeros(max_num_seqs, dtype=np.int32)
         self._top_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)
+        self._min_p = np.zeros(max_num_seqs, dtype=np.float32)
+        self._typical_p = np.ones(max_num_seqs, dtype=np.float32)
+        self._has_rules = np.zeros(max_num_seqs, dtype=np.bool_)
+        self._rules: list[TokenRules | None] = [None] * max_num_seqs
+        self._prompt_top_logprobs = np.full(max_num_seqs, -1, dtype=np.int32)
+        self._num_scored = np.zeros(max_num_seqs, dtype=np.int32)
+        self._distinct_prompt_ids = [np.empty(0, dtype=np.int32)] * max_num_seqs
 
     def enter(self, row: int, request: Request, num_stored: int, num_named: int) -> None:
         """Fill an empty row with a request whose first `num_stored` tokens have their KV."""
@@ -106,6 +114,17 @@ class StateTable:
         self._seed[row] = sampling.seed
         self._sample_index[row] = sampling.sample_index
         self._top_logprobs[row] = -1 if sampling.top_logprobs is None else sampling.top_logprobs
+        self._min_p[row] = sampling.min_p
+        self._typical_p[row] = sampling.typical_p
+        prompt_top = sampling.prompt_top_logprobs
+        self._prompt_top_logprobs[row] = -1 if prompt_top is None else prompt_top
+        self._num_scored[row] = request.num_scored
+        rules = sampling.rules
+        self._rules[row] = rules
+        self._has_rules[row] = rules is not None
+        if rules is not None:
+            prompt_ids = request.prompt_ids if rules.reads_prompt else request.prompt_ids[:0]
+            self._distinct_prompt_ids[row] = np.unique(prompt_ids)
 
     def leave(self, row: int) -> list[int]:
         """Empty a row and return the blocks that it held."""
@@ -184,9 +203,56 @@ class StateTable:
             sample_index=self._sample_index[rows],
             position=position.astype(np.int64),
             top_logprobs=self._top_logprobs[rows],
+            min_p=self._min_p[rows],
+            typical_p=self._typical_p[rows],
             banned_ids=tuple(
                 (index, self._all_stop_ids[rows[index]])
                 for index in banned
                 if len(self._all_stop_ids[rows[index]])
             ),
+            ruled=tuple(
+                self._ruled_row(index, int(rows[index]))
+                for index in np.flatnonzero(self._has_rules[rows]).tolist()
+            ),
         )
+
+    def prompt_columns(self, rows: I32, query_lens: I32, query_start: I32) -> PromptColumns | None:
+        """Prompt ids that follow the next `query_lens` tokens and whose logprobs are still to be given."""
+        wanting = np.flatnonzero(self._prompt_top_logprobs[rows] >= 0)
+        if not len(wanting):
+            return None
+        rows, lens, starts = rows[wanting], query_lens[wanting], query_start[:-1][wanting]
+        computed = self.num_computed[rows]
+        # The token at position p says how likely the id at p + 1 was; the first id follows nothing.
+        first = np.maximum(computed, self._num_scored[rows])
+        counts = np.minimum(computed + lens, self.num_prompt[rows] - 1) - first
+        inside = np.flatnonzero(counts > 0)
+        if not len(inside):
+            return None
+        spans = list(
+            zip(rows[inside], first[inside], counts[inside], (starts + first - computed)[inside], strict=True)
+        )
+        return PromptColumns(
+            rows=wanting[inside].astype(np.int32),
+            counts=counts[inside].astype(np.int32),
+            num_top=self._prompt_top_logprobs[rows[inside]],
+            tokens=np.concatenate([np.arange(token, token + count) for _, _, count, token in spans]).astype(
+                np.int32
+            ),
+            target_ids=np.concatenate(
+                [self.token_ids[row, at + 1 : at + 1 + count] for row, at, count, _ in spans]
+            ),
+        )
+
+    def add_scored(self, row: int, count: int) -> int:
+        """Note that logprobs of `count` more prompt ids were given; returns how many there are now."""
+        self._num_scored[row] += count
+        return int(self._num_scored[row])
+
+    def _ruled_row(self, index: int, row: int) -> RuledRow:
+        rules = self._rules[row]
+        assert rules is not None
+        answer_ids = self.token_ids[row, self.num_prompt[row] : self.num_tokens[row]]
+        # A copy: the row may belong to another request before the plan has run.
+        answer_ids = answer_ids.copy() if rules.reads_answer else answer_ids[:0]
+        return RuledRow(index, rules, self._distinct_prompt_ids[row], answer_ids)

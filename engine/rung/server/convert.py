@@ -6,8 +6,7 @@ The frontend is not trusted: every length, id and range is checked here. Keeps n
 from __future__ import annotations
 
 import math
-import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
@@ -15,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rung.errors import ErrorCode, RequestError
-from rung.request import Finished, FinishReason, Request, SamplingParams, Started, StoppingParams
+from rung.request import Finished, FinishReason, Request, Started, StoppingParams
 from rung.server.gen import engine_pb2, generation_pb2, model_pb2, step_pb2
 from rung.server.outbox import HANDLE_BITS, HANDLE_MASK, Delivery, LogprobBatch, Rejection, request_id
+from rung.server.sampling import invalid, sampling_params
 from rung.version import __version__
 
 if TYPE_CHECKING:
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from rung.engine import StepTiming
     from rung.models.config import DefaultSampling, ModelMetadata
     from rung.scheduler.batch import SchedulerStats
+    from rung.server.prompts import PromptBatch
 
 PROTOCOL = 1
 # The one size limit of the protocol, for both directions and both ends.
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # A Submit travels inside a SessionRequest, whose tag and length come on top.
 MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
-MAX_TEMPERATURE = 100.0
 MAX_CACHE_SALT_BYTES = 64
 # Longer than any engine runs: milliseconds beyond it are no deadline.
 MAX_DEADLINE_MS = 1 << 53
@@ -66,6 +66,7 @@ class EngineFacts:
     max_model_len: prompt and answer together, in tokens.
     max_num_seqs:  rows that run at once; max_waiting: rows that may wait.
     max_samples:   handles in one Submit.
+    supports_grammar: the tokenizer can be used with grammars.
     prefix_cache:  whether KV of prefixes is kept and found again.
     """
 
@@ -79,6 +80,12 @@ class EngineFacts:
     max_samples: int = 128
     max_top_logprobs: int = 20
     max_stop_token_ids: int = 256
+    max_logit_bias: int = 1024
+    max_allowed_token_ids: int = 16384
+    max_bad_words: int = 256
+    max_bad_word_tokens: int = 64
+    max_grammar_bytes: int = 1024 * 1024
+    supports_grammar: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -89,7 +96,14 @@ class EngineFacts:
 def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
     """The answer to Describe, constant for the life of an engine."""
     model = facts.model
-    capabilities = [model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_PRIORITY]
+    capabilities = [
+        model_pb2.CAPABILITY_LOGPROBS,
+        model_pb2.CAPABILITY_PRIORITY,
+        model_pb2.CAPABILITY_SAMPLING_EXTRA,
+        model_pb2.CAPABILITY_PROMPT_LOGPROBS,
+    ]
+    if facts.supports_grammar:
+        capabilities.append(model_pb2.CAPABILITY_GRAMMAR)
     if facts.prefix_cache:
         capabilities.append(model_pb2.CAPABILITY_PREFIX_CACHE)
     if facts.batch_invariant:
@@ -117,6 +131,11 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
             max_top_logprobs=facts.max_top_logprobs,
             max_stop_token_ids=facts.max_stop_token_ids,
             max_cache_salt_bytes=MAX_CACHE_SALT_BYTES,
+            max_logit_bias=facts.max_logit_bias,
+            max_allowed_token_ids=facts.max_allowed_token_ids,
+            max_bad_words=facts.max_bad_words,
+            max_bad_word_tokens=facts.max_bad_word_tokens,
+            max_grammar_bytes=facts.max_grammar_bytes,
         ),
         capabilities=capabilities,
         tokenizer_files=[
@@ -127,7 +146,14 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
 
 
 def _default_sampling(default: DefaultSampling) -> generation_pb2.Sampling:
-    return generation_pb2.Sampling(temperature=default.temperature, top_k=default.top_k, top_p=default.top_p)
+    return generation_pb2.Sampling(
+        temperature=default.temperature,
+        top_k=default.top_k,
+        top_p=default.top_p,
+        min_p=default.min_p,
+        typical_p=default.typical_p,
+        repetition_penalty=default.repetition_penalty,
+    )
 
 
 def column(data: bytes, what: str) -> npt.NDArray[np.uint32]:
@@ -162,24 +188,22 @@ def to_requests(
 ) -> list[Request]:
     """One request per handle, all of one prompt. Raises `RequestError` for anything out of bounds."""
     if len(handles) > facts.max_samples:
-        raise _invalid(
+        raise invalid(
             f"A request may have at most {facts.max_samples} samples, but it asks for {len(handles)}."
         )
     prompt_ids = _prompt_ids(submit.prompt_ids, facts)
-    sampling = _sampling(submit, facts)
+    sampling = sampling_params(submit, facts)
     stopping = _stopping(submit.stopping, len(prompt_ids), facts)
     salt = _cache_salt(submit)
     return [
         Request(
             request_id=request_id(session_number, handle),
             prompt_ids=prompt_ids,
-            sampling=SamplingParams(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                seed=sampling.seed,
+            sampling=replace(
+                sampling,
                 sample_index=index,
-                top_logprobs=sampling.top_logprobs,
+                # All samples have one prompt; the first one tells of it.
+                prompt_top_logprobs=sampling.prompt_top_logprobs if index == 0 else None,
             ),
             stopping=stopping,
             priority=submit.priority,
@@ -191,15 +215,11 @@ def to_requests(
     ]
 
 
-def _invalid(message: str) -> RequestError:
-    return RequestError(ErrorCode.INVALID_ARGUMENT, message)
-
-
 def _prompt_ids(data: bytes, facts: EngineFacts) -> npt.NDArray[np.int32]:
     if not data:
-        raise _invalid("The prompt is empty; it needs at least one token.")
+        raise invalid("The prompt is empty; it needs at least one token.")
     if len(data) % 4:
-        raise _invalid(f"The prompt must be a column of 4-byte token ids, but it has {len(data)} bytes.")
+        raise invalid(f"The prompt must be a column of 4-byte token ids, but it has {len(data)} bytes.")
     num_tokens = len(data) // 4
     if num_tokens >= facts.max_model_len:
         raise RequestError(
@@ -210,49 +230,25 @@ def _prompt_ids(data: bytes, facts: EngineFacts) -> npt.NDArray[np.int32]:
     ids = np.frombuffer(data, dtype="<u4")
     largest = int(ids.max())
     if largest >= facts.vocab_size:
-        raise _invalid(f"The prompt holds token id {largest}, but ids must be below {facts.vocab_size}.")
+        raise invalid(f"The prompt holds token id {largest}, but ids must be below {facts.vocab_size}.")
     return ids.astype(np.int32)
-
-
-def _sampling(submit: generation_pb2.Submit, facts: EngineFacts) -> SamplingParams:
-    given = submit.sampling
-    temperature = given.temperature if given.HasField("temperature") else 1.0
-    # Written so that NaN fails each comparison.
-    if not 0.0 <= temperature <= MAX_TEMPERATURE:
-        raise _invalid(f"temperature must be between 0 and {MAX_TEMPERATURE:g}, but it is {temperature:g}.")
-    top_p = given.top_p if given.HasField("top_p") else 1.0
-    if not 0.0 < top_p <= 1.0:
-        raise _invalid(f"top_p must be above 0 and at most 1, but it is {top_p:g}.")
-    top_logprobs = submit.logprobs.top_n if submit.HasField("logprobs") else None
-    if top_logprobs is not None and top_logprobs > facts.max_top_logprobs:
-        raise _invalid(
-            f"At most {facts.max_top_logprobs} alternatives per token can be given, not {top_logprobs}."
-        )
-    return SamplingParams(
-        temperature=temperature,
-        # Keeping more ids than there are is keeping all.
-        top_k=min(given.top_k, facts.vocab_size),
-        top_p=top_p,
-        seed=given.seed if given.HasField("seed") else secrets.randbits(64),
-        top_logprobs=top_logprobs,
-    )
 
 
 def _stopping(stopping: generation_pb2.Stopping, num_prompt: int, facts: EngineFacts) -> StoppingParams:
     room = facts.max_model_len - num_prompt
     max_tokens = stopping.max_tokens if stopping.HasField("max_tokens") else room
     if max_tokens < 1:
-        raise _invalid("max_tokens must be at least 1.")
+        raise invalid("max_tokens must be at least 1.")
     if stopping.HasField("max_tokens") and stopping.min_tokens > max_tokens:
-        raise _invalid(f"min_tokens is {stopping.min_tokens}, which is more than max_tokens, {max_tokens}.")
+        raise invalid(f"min_tokens is {stopping.min_tokens}, which is more than max_tokens, {max_tokens}.")
     if len(stopping.stop_token_ids) > facts.max_stop_token_ids:
-        raise _invalid(
+        raise invalid(
             f"A request may name at most {facts.max_stop_token_ids} stop ids, but it names "
             f"{len(stopping.stop_token_ids)}."
         )
     stop_ids = frozenset(stopping.stop_token_ids)
     if stop_ids and max(stop_ids) >= facts.vocab_size:
-        raise _invalid(f"Stop id {max(stop_ids)} is out of range; ids must be below {facts.vocab_size}.")
+        raise invalid(f"Stop id {max(stop_ids)} is out of range; ids must be below {facts.vocab_size}.")
     if not stopping.ignore_eos:
         stop_ids |= frozenset(facts.model.tokenizer.eos_token_ids)
     max_tokens = min(max_tokens, room)
@@ -263,7 +259,7 @@ def _stopping(stopping: generation_pb2.Stopping, num_prompt: int, facts: EngineF
 
 def _cache_salt(submit: generation_pb2.Submit) -> bytes:
     if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
-        raise _invalid(
+        raise invalid(
             f"cache_salt may have at most {MAX_CACHE_SALT_BYTES} bytes, but it has {len(submit.cache_salt)}."
         )
     return submit.cache_salt
@@ -286,6 +282,7 @@ def stats(counts: SchedulerStats, timing: StepTiming) -> step_pb2.EngineStats:
         step_tokens=timing.tokens,
         step_host_ns=timing.step_host_ns,
         step_device_ns=timing.step_device_ns,
+        grammar_ns=timing.grammar_ns,
         preemptions_total=counts.preemptions_total,
         prompt_tokens_total=counts.prompt_tokens_total,
         generation_tokens_total=counts.generation_tokens_total,
@@ -315,6 +312,17 @@ def step_columns(delivery: Delivery, step: step_pb2.Step) -> None:
         step.started.extend(_started(started) for started in delivery.started)
     if delivery.finished:
         step.finished.extend(_finished(finished) for finished in delivery.finished)
+
+
+def prompt_columns(batch: PromptBatch, step: step_pb2.Step) -> None:
+    """Writes logprobs of prompts into a Step."""
+    step.prompt_logprobs.handles = _bytes(batch.handles)
+    step.prompt_logprobs.counts = _bytes(batch.counts)
+    step.prompt_logprobs.chosen = batch.chosen.astype("<f4", copy=False).tobytes()
+    step.prompt_logprobs.ranks = _bytes(batch.ranks)
+    step.prompt_logprobs.top_counts = _bytes(batch.top_counts)
+    step.prompt_logprobs.top_ids = _bytes(batch.top_ids)
+    step.prompt_logprobs.top_logprobs = batch.top_logprobs.astype("<f4", copy=False).tobytes()
 
 
 def _bytes(values: npt.NDArray[np.uint32]) -> bytes:

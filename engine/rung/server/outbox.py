@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rung.engine import StepTiming
+from rung.server.prompts import PromptBatch, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from rung.errors import RequestError
     from rung.request import Finished, Started
-    from rung.scheduler.batch import LogprobRow, StepEvents
+    from rung.scheduler.batch import LogprobRow, PromptLogprobs, StepEvents
 
 U32 = npt.NDArray[np.uint32]
 F32 = npt.NDArray[np.float32]
@@ -55,6 +56,7 @@ class Delivery:
     """Everything new since the last one. A handle stands in at most one row.
 
     handles, token_counts [R] u32; token_ids [sum(token_counts)] u32, row after row.
+    prompts: to be told before the tokens, one after the other.
     """
 
     handles: U32
@@ -64,6 +66,7 @@ class Delivery:
     started: tuple[Started, ...]
     finished: tuple[Finished, ...]
     rejected: tuple[Rejection, ...]
+    prompts: tuple[PromptBatch, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,7 @@ class _Pending:
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
     rejected: list[Rejection] = field(default_factory=list)
+    prompts: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
 
     def append(self, handles: U32, token_ids: npt.NDArray[np.int32]) -> None:
         size = self.size + len(handles)
@@ -119,10 +123,11 @@ class Outbox:
         logprobs: Sequence[tuple[int, LogprobRow]],
         started: Sequence[Started],
         finished: Sequence[Finished],
+        prompts: Sequence[tuple[int, PromptLogprobs]] = (),
     ) -> None:
         """Adds what one step did for this session: at most one token per row.
 
-        handles, token_ids: [K]; logprobs: (index in 0..K, row), ascending.
+        handles, token_ids: [K]; logprobs: (index in 0..K, row), ascending; prompts: (handle, part).
         """
         with self._lock:
             pending = self._pending
@@ -132,6 +137,7 @@ class Outbox:
                 pending.append(handles, token_ids)
             pending.started.extend(started)
             pending.finished.extend(finished)
+            pending.prompts.extend(prompts)
             wake = not self._signalled
             self._signalled = True
         if wake:
@@ -189,6 +195,7 @@ def _merge(pending: _Pending) -> Delivery:
         started=tuple(pending.started),
         finished=tuple(pending.finished),
         rejected=tuple(pending.rejected),
+        prompts=batches(pending.prompts),
     )
 
 
@@ -237,7 +244,9 @@ class Publisher:
             if outbox is None:
                 self.num_dropped_rows += len(part.handles) + len(part.finished)
                 continue
-            outbox.push(part.handles, part.token_ids, part.logprobs, part.started, part.finished)
+            outbox.push(
+                part.handles, part.token_ids, part.logprobs, part.started, part.finished, part.prompts
+            )
         if events.finished:
             # Perhaps the engine is idle now; the other sessions learn that at once too.
             for outbox in tuple(self._outboxes.values()):
@@ -259,6 +268,7 @@ class _Part:
     logprobs: Sequence[tuple[int, LogprobRow]] = ()
     started: list[Started] = field(default_factory=list)
     finished: list[Finished] = field(default_factory=list)
+    prompts: list[tuple[int, PromptLogprobs]] = field(default_factory=list)
 
 
 _NO_HANDLES: U32 = np.empty(0, dtype=np.uint32)
@@ -269,6 +279,8 @@ def _split(events: StepEvents) -> Iterator[tuple[int, _Part]]:
     parts = _split_columns(events)
     for started in events.started:
         _part_of(parts, started.request_id).started.append(started)
+    for row_id, logprobs in events.prompts:
+        _part_of(parts, row_id).prompts.append((row_id & HANDLE_MASK, logprobs))
     for finished in events.finished:
         _part_of(parts, finished.request_id).finished.append(finished)
     return iter(parts.items())

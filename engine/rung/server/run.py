@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING
 
 from rung.engine import Engine
 from rung.errors import ConfigError
+from rung.grammar.compiler import GrammarCompiler
+from rung.grammar.gate import GrammarGate
+from rung.grammar.runner import GrammarRunner
+from rung.grammar.states import GrammarStates
 from rung.models.loader import open_model
 from rung.scheduler import Scheduler, SchedulerConfig
 from rung.scheduler.policies import PolicyConfig
@@ -91,23 +95,35 @@ def run_engine(config: EngineConfig, path: Path, name: str | None, life: Process
         max_model_len=kv.max_model_len,
         max_num_seqs=config.options.max_num_seqs,
         max_waiting=config.options.max_waiting,
+        supports_grammar=bool(metadata.tokenizer.eos_token_ids),
         prefix_cache=config.options.prefix_cache == "on",
     )
     publisher = Publisher()
     deaths: list[Exception] = []
-    engine = _build_engine(_make_scheduler(runner, kv, config.options), runner, publisher, deaths)
-    server = EngineServer(engine, facts, publisher, config.listen, credentials)
+    grammars = GrammarStates(facts.vocab_size)
+    runner = GrammarRunner(runner, grammars)
+    scheduler = _make_scheduler(runner, kv, config.options)
+    engine = _build_engine(scheduler, runner, publisher, grammars, deaths)
+    gate = GrammarGate(engine, _grammar_compiler(metadata), grammars, publisher.reject)
+    server = EngineServer(gate, facts, publisher, config.listen, credentials)
     life.on_stop(engine.stop)
     print(f"Engine listening on {server.start()}", file=sys.stderr, flush=True)
     watchdog = process.Watchdog(engine.heartbeat)
     watchdog.start()
     engine.run()
     watchdog.stop()
+    gate.close()
     server.stop("The engine has failed." if deaths else "The engine is shutting down.")
     runner.close()
     if publisher.num_dropped_rows:
         logger.info("%d rows came for sessions that were gone", publisher.num_dropped_rows)
     return process.EXIT_DEAD if deaths else 0
+
+
+def _grammar_compiler(metadata: ModelMetadata) -> GrammarCompiler:
+    tokenizer = metadata.tokenizer
+    text = tokenizer.files["tokenizer.json"].decode()
+    return GrammarCompiler(text, metadata.config.vocab_size, tokenizer.eos_token_ids)
 
 
 def _make_scheduler(runner: Runner, kv: KvPlan, options: ModelOptions) -> Scheduler:
@@ -130,7 +146,11 @@ def _make_scheduler(runner: Runner, kv: KvPlan, options: ModelOptions) -> Schedu
 
 
 def _build_engine(
-    scheduler: Scheduler, runner: Runner, publisher: Publisher, deaths: list[Exception]
+    scheduler: Scheduler,
+    runner: Runner,
+    publisher: Publisher,
+    grammars: GrammarStates,
+    deaths: list[Exception],
 ) -> Engine:
     def on_dead(error: Exception) -> None:
         deaths.append(error)
@@ -140,8 +160,8 @@ def _build_engine(
     engine = Engine(
         scheduler,
         runner,
-        publisher.publish,
-        on_rejected=publisher.reject,
+        grammars.forgetting_ended(publisher.publish),
+        on_rejected=grammars.forgetting_rejected(publisher.reject),
         on_dead=on_dead,
         check_integrity=True,
     )

@@ -119,16 +119,32 @@ class Session:
             self._engine.abort([request_id(self._number, handle) for handle in live])
 
     def responses(self) -> list[engine_pb2.SessionResponse]:
-        """Rejections, then one Step with everything that is new; a heartbeat when nothing is."""
+        """Rejections, then Steps with everything that is new; a heartbeat when nothing is.
+
+        Only logprobs of long prompts need more than one Step; they come ahead of the tokens.
+        """
         delivery = self._outbox.take()
         ended = [handle for rejection in delivery.rejected for handle in rejection.handles]
         ended += [finished.request_id & HANDLE_MASK for finished in delivery.finished]
         self._open.difference_update(ended)
         self._aborted.difference_update(ended)
         responses = [convert.rejected(rejection) for rejection in delivery.rejected]
+        for batch in delivery.prompts[:-1]:
+            response = self._step()
+            convert.prompt_columns(batch, response.step)
+            responses.append(response)
+        response = self._step()
+        for batch in delivery.prompts[-1:]:
+            convert.prompt_columns(batch, response.step)
+        convert.step_columns(delivery, response.step)
+        responses.append(response)
+        return responses
+
+    def _step(self) -> engine_pb2.SessionResponse:
+        """The next Step, without news of any row."""
         self._seq += 1
         heartbeat = self._engine.heartbeat()
-        response = engine_pb2.SessionResponse(
+        return engine_pb2.SessionResponse(
             step=step_pb2.Step(
                 seq=self._seq,
                 loop_seq=heartbeat.loop_seq,
@@ -138,9 +154,6 @@ class Session:
                 stats=convert.stats(heartbeat.stats, self._publisher.timing),
             )
         )
-        convert.step_columns(delivery, response.step)
-        responses.append(response)
-        return responses
 
     def close(self) -> None:
         """Aborts every row that is still open; the engine's answers to that find nobody."""

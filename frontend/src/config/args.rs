@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Parser;
@@ -11,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 
 use super::{Config, EngineSource, Limits, LogFormat, Logging, TlsFiles};
 use crate::engine::EngineAddress;
+use crate::keys::Keyring;
 
 const LOG_VARIABLE: &str = "RUNG_LOG";
 const DEFAULT_LOG_FILTER: &str = "warn,rung_frontend=info";
@@ -56,6 +58,42 @@ struct Args {
     /// Bytes of one request body
     #[arg(long, value_name = "N", default_value_t = Limits::default().max_body_bytes, value_parser = parse_count)]
     max_body_bytes: usize,
+    /// Connections at once; more wait
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_connections, value_parser = parse_count)]
+    max_connections: usize,
+    /// For the head of a request, from an open connection or the answer before it
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = parse_positive_seconds)]
+    head_timeout: Duration,
+    /// For a whole request body
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_positive_seconds)]
+    body_timeout: Duration,
+    /// For a client to take anything of what was sent to it
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_positive_seconds)]
+    send_timeout: Duration,
+    /// Prompt tokens that may wait for a first token; more are answered with status 429
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_queued_tokens as usize, value_parser = parse_count)]
+    max_queued_tokens: usize,
+    /// Longest predicted wait for a first token; requests that would wait longer get status 429
+    #[arg(long, value_name = "SECONDS", default_value = "120", value_parser = parse_positive_seconds)]
+    max_queue_wait: Duration,
+    /// Bytes of an answer that may wait for its client; a slower client is cut off
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_unread_bytes, value_parser = parse_count)]
+    max_unread_bytes: usize,
+    /// How long a request that has shown nothing yet waits for a lost engine; 0 never waits
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = parse_seconds)]
+    replay_wait: Duration,
+    /// Answers to one prompt
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_samples as usize, value_parser = parse_count)]
+    max_samples: usize,
+    /// Stop strings of one request
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_stop_strings, value_parser = parse_count)]
+    max_stop_strings: usize,
+    /// Bytes of one stop string
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_stop_bytes, value_parser = parse_count)]
+    max_stop_bytes: usize,
+    /// Prompts of one completion request
+    #[arg(long, value_name = "N", default_value_t = Limits::default().max_prompts, value_parser = parse_count)]
+    max_prompts: usize,
     /// Silence on a stream before a comment is sent to keep the connection open
     #[arg(long, value_name = "SECONDS", default_value = "15", value_parser = parse_positive_seconds)]
     sse_keepalive: Duration,
@@ -106,8 +144,9 @@ fn validate(args: Args, log_filter: Option<String>) -> Result<(Config, Logging),
             "--served-model-name must not be empty; leave it out to use the engine's name.".to_owned()
         );
     }
-    let api_keys = args.api_key_file.as_deref().map(read_api_keys).transpose()?.unwrap_or_default();
-    if !args.host.is_loopback() && api_keys.is_empty() && !args.insecure {
+    let keys = args.api_key_file.as_deref().map(Keyring::from_file).transpose()?;
+    let keys = keys.unwrap_or_else(|| Keyring::fixed::<&str>(&[]));
+    if !args.host.is_loopback() && keys.is_open() && !args.insecure {
         return Err(format!(
             "Serving on {} would let other machines use the model without a key; give --api-key-file FILE, or \
              --insecure to allow it, or --host 127.0.0.1.",
@@ -121,13 +160,24 @@ fn validate(args: Args, log_filter: Option<String>) -> Result<(Config, Logging),
     let config = Config {
         listen: SocketAddr::new(args.host, args.port),
         served_model_name: args.served_model_name.clone(),
-        api_keys,
+        keys: Arc::new(keys),
         drain_timeout: args.drain_timeout,
         limits: Limits {
             max_body_bytes: args.max_body_bytes,
             max_inflight_requests: args.max_inflight_requests,
             sse_keepalive: args.sse_keepalive,
-            ..Limits::default()
+            max_connections: args.max_connections,
+            head_timeout: args.head_timeout,
+            body_timeout: args.body_timeout,
+            send_timeout: args.send_timeout,
+            max_queued_tokens: args.max_queued_tokens as u64,
+            max_queue_wait: args.max_queue_wait,
+            max_unread_bytes: args.max_unread_bytes,
+            replay_wait: args.replay_wait,
+            max_samples: args.max_samples as u32,
+            max_stop_strings: args.max_stop_strings,
+            max_stop_bytes: args.max_stop_bytes,
+            max_prompts: args.max_prompts,
         },
         engine: engine_source(&args)?,
     };
@@ -187,24 +237,6 @@ fn read(path: &Path) -> Result<String, String> {
             path.display()
         )
     })
-}
-
-fn read_api_keys(path: &Path) -> Result<Vec<String>, String> {
-    let text = read(path)?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let keys: Vec<String> = lines.map(str::to_owned).collect();
-    if keys.is_empty() {
-        return Err(format!("The API key file {} holds no key; write one a line.", path.display()));
-    }
-    // The line is counted, not shown: it may be a real key with a typing error.
-    if let Some(index) = keys.iter().position(|key| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
-        return Err(format!(
-            "Key {} in {} cannot be sent in an HTTP header; use letters, digits and punctuation without spaces.",
-            index + 1,
-            path.display()
-        ));
-    }
-    Ok(keys)
 }
 
 fn parse_host(text: &str) -> Result<IpAddr, String> {
@@ -314,7 +346,7 @@ mod tests {
         let keys = file("# team a\nkey-1\n\n  key-2  \n");
         let (config, _) =
             parse_line(&format!("--host :: --api-key-file {} -- x", keys.path().display())).unwrap();
-        assert_eq!(config.api_keys, ["key-1", "key-2"]);
+        assert!(config.keys.identify(b"key-2").is_some());
         for (content, hint) in [("# none\n", "holds no key"), ("good\nbad key\n", "Key 2")] {
             let keys = file(content);
             let message = wrong(&format!("--api-key-file {} -- x", keys.path().display()));

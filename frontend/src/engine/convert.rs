@@ -5,9 +5,11 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use super::check::check_request;
 use super::proto;
 use super::types::{
-    EngineError, EngineErrorCode, EngineLimits, GenerateRequest, ModelFacts, Sampling, Stopping,
+    Capabilities, Capability, EngineError, EngineErrorCode, EngineLimits, GenerateRequest, ModelFacts,
+    Sampling, Stopping, TokenRules,
 };
 
 /// The protocol that this frontend speaks. An engine of another number is refused.
@@ -52,70 +54,28 @@ pub(super) fn column_of(values: impl ExactSizeIterator<Item = u32>) -> Bytes {
 /// The message for a request, without handles. Refuses what the engine has said it cannot do.
 pub(super) fn submit(request: &GenerateRequest, facts: &ModelFacts) -> Result<proto::Submit, EngineError> {
     check_request(request, facts)?;
+    let logprobs = (request.top_logprobs.is_some() || request.prompt_top_logprobs.is_some()).then_some(
+        proto::LogprobRequest { top_n: request.top_logprobs, prompt_top_n: request.prompt_top_logprobs },
+    );
     Ok(proto::Submit {
         handles: Vec::new(),
         prompt_ids: column_of(request.prompt_ids.iter().copied()),
-        sampling: Some(sampling(&request.sampling)),
+        sampling: Some(sampling(&request.sampling, &request.token_rules)),
         stopping: Some(stopping(&request.stopping)),
-        logprobs: request
-            .top_logprobs
-            .map(|top_n| proto::LogprobRequest { top_n: Some(top_n), prompt_top_n: None }),
-        ..proto::Submit::default()
+        logprobs,
+        grammar: request.grammar.as_deref().map(|grammar| proto::Grammar { llguidance: grammar.to_owned() }),
+        priority: request.priority,
+        // A deadline that is about to pass is not one that has passed.
+        deadline_ms: request.deadline.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)),
+        cache_salt: request.cache_salt.as_deref().map(Bytes::copy_from_slice),
+        traceparent: None,
     })
 }
 
-fn check_request(request: &GenerateRequest, facts: &ModelFacts) -> Result<(), EngineError> {
-    let limits = &facts.limits;
-    if request.samples == 0 || request.samples > limits.max_samples {
-        return Err(invalid(format!(
-            "A request may have 1 to {} samples on this engine, but it asks for {}.",
-            limits.max_samples, request.samples
-        )));
-    }
-    if request.prompt_ids.is_empty() {
-        return Err(invalid("The prompt is empty; it needs at least one token.".to_owned()));
-    }
-    if request.prompt_ids.len() >= facts.max_model_len as usize {
-        return Err(EngineError {
-            code: EngineErrorCode::ContextLength,
-            message: format!(
-                "The prompt has {} tokens, but this model's context holds {} tokens, of which at least one is \
-                 for the answer; shorten the prompt.",
-                request.prompt_ids.len(),
-                facts.max_model_len
-            ),
-        });
-    }
-    let out_of_range = |ids: &[u32]| ids.iter().copied().find(|id| *id >= facts.vocab_size);
-    if let Some(id) = out_of_range(&request.prompt_ids) {
-        return Err(invalid(format!(
-            "The prompt holds token id {id}, but ids must be below {}.",
-            facts.vocab_size
-        )));
-    }
-    if let Some(id) = out_of_range(&request.stopping.stop_token_ids) {
-        return Err(invalid(format!(
-            "Stop id {id} is out of range; ids must be below {}.",
-            facts.vocab_size
-        )));
-    }
-    if request.stopping.stop_token_ids.len() > limits.max_stop_token_ids as usize {
-        return Err(invalid(format!(
-            "A request may name at most {} stop ids, but it names {}.",
-            limits.max_stop_token_ids,
-            request.stopping.stop_token_ids.len()
-        )));
-    }
-    match request.top_logprobs {
-        Some(_) if !facts.supports_logprobs => {
-            Err(invalid("This engine cannot give logprobs; ask without them.".to_owned()))
-        }
-        Some(top_n) if top_n > limits.max_top_logprobs => Err(invalid(format!(
-            "At most {} alternatives per token can be given, not {top_n}.",
-            limits.max_top_logprobs
-        ))),
-        _ => Ok(()),
-    }
+/// Not everything that asks for logprobs asks for those of new tokens: the engine gives them whenever
+/// the message is there, so the row that reads them must expect them.
+pub(super) fn expected_top_logprobs(request: &GenerateRequest) -> Option<u32> {
+    request.top_logprobs.or(request.prompt_top_logprobs.map(|_| 0))
 }
 
 /// Refuses a message that is larger than the engine takes.
@@ -123,19 +83,35 @@ pub(super) fn check_submit_size(encoded_bytes: usize, limits: &EngineLimits) -> 
     if encoded_bytes <= limits.max_submit_bytes as usize {
         return Ok(());
     }
-    Err(invalid(format!(
-        "The request takes {encoded_bytes} bytes on the way to the engine, which accepts {}; shorten the prompt.",
-        limits.max_submit_bytes
-    )))
+    Err(EngineError {
+        code: EngineErrorCode::InvalidArgument,
+        message: format!(
+            "The request takes {encoded_bytes} bytes on the way to the engine, which accepts {}; shorten the prompt.",
+            limits.max_submit_bytes
+        ),
+    })
 }
 
-fn sampling(sampling: &Sampling) -> proto::Sampling {
+fn sampling(sampling: &Sampling, rules: &TokenRules) -> proto::Sampling {
+    let bias = &rules.logit_bias;
     proto::Sampling {
         temperature: sampling.temperature,
         top_k: sampling.top_k,
         top_p: sampling.top_p,
         seed: sampling.seed,
-        ..proto::Sampling::default()
+        min_p: sampling.min_p,
+        typical_p: sampling.typical_p,
+        repetition_penalty: sampling.repetition_penalty,
+        frequency_penalty: sampling.frequency_penalty,
+        presence_penalty: sampling.presence_penalty,
+        logit_bias_ids: column_of(bias.iter().map(|(id, _)| *id)),
+        logit_bias_values: column_of(bias.iter().map(|(_, value)| value.to_bits())),
+        allowed_token_ids: rules.allowed_token_ids.as_ref().map(|ids| column_of(ids.iter().copied())),
+        bad_words: rules
+            .bad_words
+            .iter()
+            .map(|ids| proto::TokenSequence { token_ids: column_of(ids.iter().copied()) })
+            .collect(),
     }
 }
 
@@ -146,10 +122,6 @@ fn stopping(stopping: &Stopping) -> proto::Stopping {
         stop_token_ids: stopping.stop_token_ids.clone(),
         ignore_eos: stopping.ignore_eos.then_some(true),
     }
-}
-
-fn invalid(message: String) -> EngineError {
-    EngineError { code: EngineErrorCode::InvalidArgument, message }
 }
 
 /// An engine's error. A code that we do not know is an internal error.
@@ -183,7 +155,7 @@ pub(super) fn description(response: proto::DescribeResponse) -> Result<Descripti
             env!("CARGO_PKG_VERSION"),
         ));
     }
-    let supports_logprobs = response.capabilities().any(|bit| bit == proto::Capability::Logprobs);
+    let capabilities = response.capabilities().filter_map(capability).collect::<Capabilities>();
     let model = response.model.ok_or("The engine describes no model.")?;
     let limits = limits(&response.limits.ok_or("The engine announces no limits.")?)?;
     let default_sampling = default_sampling(model.default_sampling.unwrap_or_default())?;
@@ -223,7 +195,7 @@ pub(super) fn description(response: proto::DescribeResponse) -> Result<Descripti
         runner: model.runner,
         engine_version: response.engine_version,
         limits,
-        supports_logprobs,
+        capabilities,
     };
     Ok(Description { facts, tokenizer_files: tokenizer_files(response.tokenizer_files)? })
 }
@@ -244,20 +216,45 @@ fn limits(limits: &proto::Limits) -> Result<EngineLimits, String> {
         max_samples: limits.max_samples,
         max_top_logprobs: limits.max_top_logprobs,
         max_stop_token_ids: limits.max_stop_token_ids,
+        max_logit_bias: limits.max_logit_bias,
+        max_allowed_token_ids: limits.max_allowed_token_ids,
+        max_bad_words: limits.max_bad_words,
+        max_bad_word_tokens: limits.max_bad_word_tokens,
+        max_grammar_bytes: limits.max_grammar_bytes,
+        max_cache_salt_bytes: limits.max_cache_salt_bytes,
     })
+}
+
+fn capability(bit: proto::Capability) -> Option<Capability> {
+    match bit {
+        proto::Capability::Unspecified => None,
+        proto::Capability::Logprobs => Some(Capability::Logprobs),
+        proto::Capability::BatchInvariant => Some(Capability::BatchInvariant),
+        proto::Capability::SamplingExtra => Some(Capability::SamplingExtra),
+        proto::Capability::PromptLogprobs => Some(Capability::PromptLogprobs),
+        proto::Capability::Grammar => Some(Capability::Grammar),
+        proto::Capability::Priority => Some(Capability::Priority),
+        proto::Capability::PrefixCache => Some(Capability::PrefixCache),
+    }
 }
 
 fn default_sampling(sampling: proto::Sampling) -> Result<Sampling, String> {
     let temperature_fits = sampling.temperature.is_none_or(|value| (0.0..=100.0).contains(&value));
-    let top_p_fits = sampling.top_p.is_none_or(|value| value > 0.0 && value <= 1.0);
-    if !temperature_fits || !top_p_fits {
-        return Err("The engine recommends a temperature or top_p that is out of range.".to_owned());
+    let above_zero = |value: Option<f32>, most: f32| value.is_none_or(|value| value > 0.0 && value <= most);
+    let shares_fit = above_zero(sampling.top_p, 1.0) && above_zero(sampling.typical_p, 1.0);
+    let min_p_fits = sampling.min_p.is_none_or(|value| (0.0..=1.0).contains(&value));
+    if !temperature_fits || !shares_fit || !min_p_fits || !above_zero(sampling.repetition_penalty, 2.0) {
+        return Err("The engine recommends sampling parameters that are out of range.".to_owned());
     }
     Ok(Sampling {
         temperature: sampling.temperature,
         top_k: sampling.top_k,
         top_p: sampling.top_p,
         seed: sampling.seed,
+        min_p: sampling.min_p,
+        typical_p: sampling.typical_p,
+        repetition_penalty: sampling.repetition_penalty,
+        ..Sampling::default()
     })
 }
 

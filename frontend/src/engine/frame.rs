@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use super::proto;
-use super::types::{EngineFinish, EngineStats, Started, TokenLogprobs};
+use super::types::{EngineFinish, EngineStats, PromptLogprobs, Started, TokenLogprobs};
 use super::{convert, proto::FinishReason};
 
 /// One row's news.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum RowEvent {
     Started(Started),
+    Prompt(Vec<PromptLogprobs>),
     Tokens { ids: Vec<u32>, logprobs: Vec<TokenLogprobs> },
     Finished { finish: EngineFinish, completion_tokens: u32 },
 }
@@ -83,7 +84,8 @@ pub(super) fn decode(step: &proto::Step, vocab_size: u32) -> Frame {
     for started in &step.started {
         frame.started(*started);
     }
-    if let Err(reason) = frame.rows(step, vocab_size) {
+    let read = frame.prompts(step, vocab_size).and_then(|()| frame.rows(step, vocab_size));
+    if let Err(reason) = read {
         return Frame { events: Vec::new(), faults: all_named(step, &reason) };
     }
     for finished in &step.finished {
@@ -107,6 +109,34 @@ impl Frame {
             prefill: Duration::from_nanos(started.prefill_ns),
         });
         self.events.push((started.handle, event));
+    }
+
+    fn prompts(&mut self, step: &proto::Step, vocab_size: u32) -> Result<(), String> {
+        let Some(columns) = &step.prompt_logprobs else { return Ok(()) };
+        let handles = Column::new(&columns.handles, "prompt_logprobs.handles")?;
+        let counts = Column::new(&columns.counts, "prompt_logprobs.counts")?;
+        let mut ranks = Column::new(&columns.ranks, "prompt_logprobs.ranks")?;
+        let mut tokens =
+            TokenColumns::new(&columns.chosen, &columns.top_counts, &columns.top_ids, &columns.top_logprobs)?;
+        if handles.len() != counts.len() {
+            return Err(format!("{} prompts have {} counts", handles.len(), counts.len()));
+        }
+        expect_total(counts, &ranks, "ranks")?;
+        expect_total(counts, &tokens.chosen, "logprobs of prompts")?;
+        for (handle, count) in handles.iter().zip(counts.iter()) {
+            let (row, ranks) = (tokens.take(count)?, ranks.take(count)?);
+            if let Some(reason) = wrong_value(&[], &row, vocab_size) {
+                self.fault(handle, reason, false);
+                continue;
+            }
+            let row = row.into_iter().zip(ranks.iter()).map(|(token, rank)| PromptLogprobs {
+                chosen: token.chosen,
+                rank,
+                top: token.top,
+            });
+            self.events.push((handle, RowEvent::Prompt(row.collect())));
+        }
+        Ok(())
     }
 
     fn rows(&mut self, step: &proto::Step, vocab_size: u32) -> Result<(), String> {
@@ -176,6 +206,9 @@ fn all_named(step: &proto::Step, reason: &str) -> Vec<Fault> {
     if let Some(logprobs) = &step.logprobs {
         open.extend::<Vec<u32>>(readable(&logprobs.handles));
     }
+    if let Some(prompts) = &step.prompt_logprobs {
+        open.extend::<Vec<u32>>(readable(&prompts.handles));
+    }
     open.extend(step.started.iter().map(|started| started.handle));
     let ended = step.finished.iter().map(|finished| (finished.handle, true));
     // Ended ones first: the ledger forgets a handle at its first fault that ends it.
@@ -188,27 +221,20 @@ fn all_named(step: &proto::Step, reason: &str) -> Vec<Fault> {
 /// The columns over tokens of the rows that asked for logprobs.
 struct LogprobRows<'a> {
     handles: Column<'a>,
-    chosen: Column<'a>,
-    top_counts: Column<'a>,
-    top_ids: Column<'a>,
-    top_logprobs: Column<'a>,
+    tokens: TokenColumns<'a>,
 }
 
 impl<'a> LogprobRows<'a> {
     fn new(columns: &'a proto::LogprobColumns) -> Result<Self, String> {
-        let rows = Self {
+        Ok(Self {
             handles: Column::new(&columns.handles, "logprobs.handles")?,
-            chosen: Column::new(&columns.chosen, "logprobs.chosen")?,
-            top_counts: Column::new(&columns.top_counts, "logprobs.top_counts")?,
-            top_ids: Column::new(&columns.top_ids, "logprobs.top_ids")?,
-            top_logprobs: Column::new(&columns.top_logprobs, "logprobs.top_logprobs")?,
-        };
-        if rows.chosen.len() != rows.top_counts.len() {
-            return Err("logprobs and counts of alternatives differ in number".to_owned());
-        }
-        expect_total(rows.top_counts, &rows.top_ids, "alternatives")?;
-        expect_total(rows.top_counts, &rows.top_logprobs, "logprobs of alternatives")?;
-        Ok(rows)
+            tokens: TokenColumns::new(
+                &columns.chosen,
+                &columns.top_counts,
+                &columns.top_ids,
+                &columns.top_logprobs,
+            )?,
+        })
     }
 
     /// The logprobs of a row's tokens if it is the next that has any.
@@ -217,8 +243,49 @@ impl<'a> LogprobRows<'a> {
             return Ok(Vec::new());
         }
         self.handles.take(1)?;
-        let chosen = self.chosen.take(num_tokens as u32)?;
-        let counts = self.top_counts.take(num_tokens as u32)?;
+        self.tokens.take(num_tokens as u32)
+    }
+
+    fn finish(&self) -> Result<(), String> {
+        if self.handles.len() == 0 && self.tokens.chosen.len() == 0 {
+            return Ok(());
+        }
+        Err("it has logprobs of rows that it does not have".to_owned())
+    }
+}
+
+/// A logprob of each token with its alternatives, consumed from the front.
+struct TokenColumns<'a> {
+    chosen: Column<'a>,
+    top_counts: Column<'a>,
+    top_ids: Column<'a>,
+    top_logprobs: Column<'a>,
+}
+
+impl<'a> TokenColumns<'a> {
+    fn new(
+        chosen: &'a [u8],
+        top_counts: &'a [u8],
+        top_ids: &'a [u8],
+        top_logprobs: &'a [u8],
+    ) -> Result<Self, String> {
+        let tokens = Self {
+            chosen: Column::new(chosen, "chosen")?,
+            top_counts: Column::new(top_counts, "top_counts")?,
+            top_ids: Column::new(top_ids, "top_ids")?,
+            top_logprobs: Column::new(top_logprobs, "top_logprobs")?,
+        };
+        if tokens.chosen.len() != tokens.top_counts.len() {
+            return Err("logprobs and counts of alternatives differ in number".to_owned());
+        }
+        expect_total(tokens.top_counts, &tokens.top_ids, "alternatives")?;
+        expect_total(tokens.top_counts, &tokens.top_logprobs, "logprobs of alternatives")?;
+        Ok(tokens)
+    }
+
+    fn take(&mut self, num_tokens: u32) -> Result<Vec<TokenLogprobs>, String> {
+        let chosen = self.chosen.take(num_tokens)?;
+        let counts = self.top_counts.take(num_tokens)?;
         chosen
             .iter()
             .zip(counts.iter())
@@ -229,13 +296,6 @@ impl<'a> LogprobRows<'a> {
                 Ok(TokenLogprobs { chosen: f32::from_bits(chosen), top })
             })
             .collect()
-    }
-
-    fn finish(&self) -> Result<(), String> {
-        if self.handles.len() == 0 && self.chosen.len() == 0 {
-            return Ok(());
-        }
-        Err("it has logprobs of rows that it does not have".to_owned())
     }
 }
 

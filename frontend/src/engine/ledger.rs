@@ -7,8 +7,11 @@ use std::collections::{BTreeMap, HashMap};
 use prost::Message;
 
 use super::frame::{Fault, Frame, RowEvent};
-use super::generation::GenerationSink;
-use super::types::{EngineError, EngineErrorCode, EngineFinish, GenerateRequest, ModelFacts, SampleDelta};
+use super::generation::{GenerationSink, Push};
+use super::types::{
+    EngineError, EngineErrorCode, EngineFinish, GenerateRequest, ModelFacts, PromptLogprobs, SampleDelta,
+    TokenLogprobs,
+};
 use super::{convert, proto};
 
 /// Submits that may wait for the stream to take them.
@@ -23,6 +26,9 @@ struct OpenRow {
     /// Present until its Submit is written.
     ticket: Option<u64>,
     top_logprobs: Option<u32>,
+    prompt_top_logprobs: u32,
+    /// Prompt tokens whose logprobs are still to come.
+    prompt_room: usize,
     /// Tokens that it may still receive.
     room: u32,
     received: u32,
@@ -54,6 +60,8 @@ pub(super) struct Applied {
     pub(super) dropped: u64,
     /// Requests that were ended because their part of the frame was wrong.
     pub(super) faults: u64,
+    /// Samples that were ended because their reader is too slow.
+    pub(super) aborts: u64,
 }
 
 #[derive(Default)]
@@ -116,7 +124,12 @@ impl Ledger {
                 sink: sink.clone(),
                 sample,
                 ticket: Some(ticket),
-                top_logprobs: request.top_logprobs,
+                top_logprobs: convert::expected_top_logprobs(request),
+                prompt_top_logprobs: request.prompt_top_logprobs.unwrap_or(0),
+                prompt_room: match request.prompt_top_logprobs {
+                    Some(_) if sample == 0 => request.prompt_ids.len() - 1,
+                    _ => 0,
+                },
                 room,
                 received: 0,
                 last_token: None,
@@ -217,10 +230,14 @@ impl Ledger {
             match self.rows.get_mut(&handle) {
                 Some(Row::Open(open)) if open.ticket.is_none() => match open.accept(seq, event) {
                     Ok(delta) => {
+                        let outcome = open.sink.push(open.sample, delta);
                         // The reader may have let go this instant; its abort is on the way here.
-                        applied.dropped += u64::from(!open.sink.push(open.sample, delta));
+                        applied.dropped += u64::from(outcome == Push::Dropped);
                         if ended {
                             self.forget(handle);
+                        } else if outcome == Push::Overfull {
+                            applied.aborts += 1;
+                            self.abort(handle);
                         }
                     }
                     Err(reason) => self.fault(&Fault { handle, reason, ended }, &mut applied),
@@ -316,7 +333,15 @@ impl OpenRow {
                 self.started = true;
                 Ok(SampleDelta { started: Some(started), ..SampleDelta::default() })
             }
+            RowEvent::Prompt(prompt_logprobs) => {
+                self.check_prompt(&prompt_logprobs)?;
+                self.prompt_room -= prompt_logprobs.len();
+                Ok(SampleDelta { prompt_logprobs, ..SampleDelta::default() })
+            }
             RowEvent::Tokens { ids, logprobs } => {
+                if self.prompt_room > 0 {
+                    return Err(format!("it went on without {} logprobs of its prompt", self.prompt_room));
+                }
                 if self.last_seq == seq {
                     return Err("it has two rows in one step".to_owned());
                 }
@@ -335,11 +360,22 @@ impl OpenRow {
         }
     }
 
-    fn check_logprobs(
-        &self,
-        num_tokens: usize,
-        logprobs: &[super::types::TokenLogprobs],
-    ) -> Result<(), String> {
+    fn check_prompt(&self, logprobs: &[PromptLogprobs]) -> Result<(), String> {
+        if logprobs.len() > self.prompt_room {
+            return Err("it has more logprobs of its prompt than were asked for".to_owned());
+        }
+        let top_n = self.prompt_top_logprobs as usize;
+        match logprobs.iter().find(|token| token.top.len() > top_n || token.rank == 0) {
+            Some(token) => Err(format!(
+                "a prompt token of rank {} has {} alternatives of {top_n}",
+                token.rank,
+                token.top.len()
+            )),
+            None => Ok(()),
+        }
+    }
+
+    fn check_logprobs(&self, num_tokens: usize, logprobs: &[TokenLogprobs]) -> Result<(), String> {
         let (expected, top_n) = self.top_logprobs.map_or((0, 0), |top_n| (num_tokens, top_n as usize));
         if logprobs.len() != expected {
             return Err(format!("{num_tokens} tokens came with {} logprobs", logprobs.len()));

@@ -2,6 +2,7 @@
 
 mod address;
 mod backoff;
+mod check;
 mod child;
 mod client;
 mod convert;
@@ -19,11 +20,12 @@ pub mod proto {
     include!("gen/rung.engine.v1.rs");
 }
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 pub use address::EngineAddress;
 pub use client::{ClientError, EngineClient};
-pub use generation::{AbortSink, Generation, GenerationSink};
+pub use generation::{AbortSink, Generation, GenerationSink, Push};
 pub use pool::{Attached, EnginePool};
 pub use supervisor::{StartError, Supervisor};
 use types::{EngineError, GenerateRequest};
@@ -34,6 +36,9 @@ use crate::model::ServedModel;
 pub trait Engine: Send + Sync + 'static {
     /// The model of the engines that are ready; `None` while none is.
     fn model(&self) -> Option<Arc<ServedModel>>;
+
+    /// Waits until an engine is ready.
+    fn ready(&self) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
     /// Starts a generation. Never blocks: an engine that cannot take the request says so.
     fn submit(&self, request: GenerateRequest) -> Result<Generation, EngineError>;

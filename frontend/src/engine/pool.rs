@@ -2,6 +2,7 @@
 //! engine with the least to do. Starts no process; that is [`super::supervisor`]'s.
 
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -165,6 +166,14 @@ impl EnginePool {
 impl Engine for EnginePool {
     fn model(&self) -> Option<Arc<ServedModel>> {
         if self.is_ready() { self.model.load_full() } else { None }
+    }
+
+    fn ready(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let mut num_ready = self.num_ready.subscribe();
+        Box::pin(async move {
+            // Fails only when the pool is gone, and nobody waits then.
+            let _ = num_ready.wait_for(|count| *count > 0).await;
+        })
     }
 
     fn submit(&self, request: GenerateRequest) -> Result<Generation, EngineError> {

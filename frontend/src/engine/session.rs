@@ -130,7 +130,7 @@ impl Session {
         let message = convert::submit(request, &self.facts)?;
         let generation = self.shared.lock().submit(request, message, &self.facts, |handles| {
             let abort = RowAborts { shared: Arc::clone(&self.shared), handles };
-            Generation::new(request.samples, Arc::new(abort))
+            Generation::new(request.samples, request.max_unread_bytes, Arc::new(abort))
         })?;
         self.shared.wake_writer.notify_one();
         Ok(generation)
@@ -262,12 +262,14 @@ impl SessionReader {
             return Err(SessionEnd::Broken(format!("step {} came after step {}", report.seq, self.last_seq)));
         }
         self.last_seq = report.seq;
-        let Applied { dropped, faults } = {
+        let Applied { dropped, faults, aborts } = {
             let frame = frame::decode(step, self.vocab_size);
             self.shared.lock().apply(report.seq, frame)
         };
         if faults > 0 {
             tracing::error!(seq = report.seq, faults, "the engine sent a step that breaks the protocol");
+        }
+        if faults + aborts > 0 {
             self.shared.wake_writer.notify_one();
         }
         let stats = &report.stats;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// One request to generate `samples` answers to one prompt.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct GenerateRequest {
     /// Token ids of the prompt; at least one.
     pub prompt_ids: Arc<[u32]>,
@@ -14,8 +14,23 @@ pub struct GenerateRequest {
     pub sampling: Sampling,
     /// When a row ends inside the engine.
     pub stopping: Stopping,
+    /// Which tokens may be chosen, and which are favoured.
+    pub token_rules: TokenRules,
     /// Alternatives per token beside the chosen one's logprob; `None`: no logprobs at all.
     pub top_logprobs: Option<u32>,
+    /// Alternatives per prompt token beside its own logprob; `None`: no logprobs of the prompt.
+    /// They come with the first sample.
+    pub prompt_top_logprobs: Option<u32>,
+    /// What the answer must look like, as [`crate::grammar`] writes it; `None`: free text.
+    pub grammar: Option<Arc<str>>,
+    /// Higher runs first; absent is 0.
+    pub priority: Option<u32>,
+    /// How long the first token may be waited for.
+    pub deadline: Option<Duration>,
+    /// Requests share cached prefixes only with those of the same salt.
+    pub cache_salt: Option<Arc<[u8]>>,
+    /// Bytes of the answers that may wait for their reader; not the engine's concern. `None`: any.
+    pub max_unread_bytes: Option<usize>,
 }
 
 /// Sampling parameters; `None` means that the engine's rule for absence holds.
@@ -29,6 +44,27 @@ pub struct Sampling {
     pub top_p: Option<f32>,
     /// Fixes the random numbers; absent: drawn at admission.
     pub seed: Option<u64>,
+    /// Drop ids less likely than this share of the likeliest one; absent is 0.
+    pub min_p: Option<f32>,
+    /// Keep the ids of most typical information until their probability reaches this; absent is 1.
+    pub typical_p: Option<f32>,
+    /// Divides positive and multiplies negative logits of ids in prompt or answer; absent is 1.
+    pub repetition_penalty: Option<f32>,
+    /// Subtracted for each time that an id occurs in the answer; absent is 0.
+    pub frequency_penalty: Option<f32>,
+    /// Subtracted once if an id occurs in the answer; absent is 0.
+    pub presence_penalty: Option<f32>,
+}
+
+/// Rules on single token ids.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TokenRules {
+    /// What is added to the logit of an id; each id stands here once.
+    pub logit_bias: Vec<(u32, f32)>,
+    /// Only these may be chosen; absent: all.
+    pub allowed_token_ids: Option<Vec<u32>>,
+    /// Sequences that the answer must not contain.
+    pub bad_words: Vec<Vec<u32>>,
 }
 
 /// When a row ends inside the engine.
@@ -49,6 +85,17 @@ pub struct Stopping {
 pub struct TokenLogprobs {
     /// Of the chosen token.
     pub chosen: f32,
+    /// The most likely tokens, best first.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Logprob of one token of the prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptLogprobs {
+    /// Of the token itself.
+    pub chosen: f32,
+    /// Its place among all ids; 1 is the most likely.
+    pub rank: u32,
     /// The most likely tokens, best first.
     pub top: Vec<(u32, f32)>,
 }
@@ -103,6 +150,8 @@ pub enum EngineErrorCode {
     Unavailable,
     /// The engine was lost while the request was in it.
     Lost,
+    /// Found here: the client leaves too much of its answer unread.
+    Unread,
 }
 
 /// An engine's failure, in one sentence for the caller.
@@ -123,10 +172,24 @@ pub struct SampleDelta {
     pub token_ids: Vec<u32>,
     /// One per new token when logprobs were asked for, else empty.
     pub logprobs: Vec<TokenLogprobs>,
+    /// Of the prompt's tokens from the second on, in order, ahead of the first new token. Empty
+    /// unless asked for and in all samples but the first.
+    pub prompt_logprobs: Vec<PromptLogprobs>,
     /// Present in the first delta of a sample that was scheduled.
     pub started: Option<Started>,
     /// Present in the last delta.
     pub finish: Option<EngineFinish>,
+}
+
+impl SampleDelta {
+    /// About what it takes in memory.
+    pub(super) fn size_bytes(&self) -> usize {
+        const PAIR: usize = size_of::<(u32, f32)>();
+        let new = self.logprobs.iter().map(|token| size_of::<TokenLogprobs>() + PAIR * token.top.len());
+        let old =
+            self.prompt_logprobs.iter().map(|token| size_of::<PromptLogprobs>() + PAIR * token.top.len());
+        size_of_val(&self.token_ids[..]) + new.sum::<usize>() + old.sum::<usize>()
+    }
 }
 
 /// Facts of a model as `Describe` gives them.
@@ -156,12 +219,49 @@ pub struct ModelFacts {
     pub engine_version: String,
     /// Limits on requests.
     pub limits: EngineLimits,
-    /// Whether logprobs may be asked for.
-    pub supports_logprobs: bool,
+    /// What may be asked for.
+    pub capabilities: Capabilities,
+}
+
+/// Something that not every engine can do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Capability {
+    /// Logprobs of new tokens.
+    Logprobs,
+    /// The same answer alone and in any batch.
+    BatchInvariant,
+    /// Sampling parameters beyond temperature, top-k, top-p and seed, and rules on tokens.
+    SamplingExtra,
+    /// Logprobs of the prompt.
+    PromptLogprobs,
+    /// Answers that follow a grammar.
+    Grammar,
+    /// Priorities and deadlines.
+    Priority,
+    /// Cached prefixes, with salts.
+    PrefixCache,
+}
+
+/// What an engine can do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Capabilities(u32);
+
+impl Capabilities {
+    /// Whether the engine can do it.
+    #[must_use]
+    pub fn has(self, capability: Capability) -> bool {
+        self.0 & (1 << capability as u32) != 0
+    }
+}
+
+impl FromIterator<Capability> for Capabilities {
+    fn from_iter<T: IntoIterator<Item = Capability>>(capabilities: T) -> Self {
+        Self(capabilities.into_iter().fold(0, |bits, capability| bits | 1 << capability as u32))
+    }
 }
 
 /// Limits that the engine announces; checked in the frontend before anything is sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineLimits {
     /// Bytes of one encoded Submit.
     pub max_submit_bytes: u32,
@@ -175,6 +275,18 @@ pub struct EngineLimits {
     pub max_top_logprobs: u32,
     /// Stop ids in one request.
     pub max_stop_token_ids: u32,
+    /// Ids with a bias.
+    pub max_logit_bias: u32,
+    /// Ids that a request may list as allowed.
+    pub max_allowed_token_ids: u32,
+    /// Sequences that a request may forbid.
+    pub max_bad_words: u32,
+    /// Ids in one of them.
+    pub max_bad_word_tokens: u32,
+    /// Bytes of a grammar.
+    pub max_grammar_bytes: u32,
+    /// Bytes of a cache salt.
+    pub max_cache_salt_bytes: u32,
 }
 
 /// The engine's state after its last reported step.

@@ -290,7 +290,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     fn value(metrics: &Metrics, name: &str) -> String {
-        let text = metrics.render();
+        let text = metrics.render("tiny");
         let line = text.lines().find(|line| line.starts_with(&format!("{name}{{"))).unwrap();
         line.rsplit(' ').next().unwrap().trim_end_matches(".0").to_owned()
     }

@@ -7,8 +7,8 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::answer::{ChoiceEvent, Finish};
-use super::endpoint::{Endpoint, FoldedChoice, head, serve};
-use super::logprobs::chat_logprobs;
+use super::endpoint::{Endpoint, FoldedChoice, StageWatch, head, serve};
+use super::logprobs::{chat_logprobs, prompt_logprobs};
 use super::prepare::{Prepared, prepare_chat};
 use super::sse::Frame;
 use super::types::{
@@ -35,8 +35,9 @@ struct Chat {
     begun: Vec<bool>,
     include_usage: bool,
     logprobs: bool,
-    /// Present when token ids are to be returned.
-    prompt_ids: Option<Arc<[u32]>>,
+    prompt_logprobs: Option<u32>,
+    returns_ids: bool,
+    prompt_ids: Arc<[u32]>,
     /// Whether the prompt's ids went out.
     prompt_ids_sent: bool,
 }
@@ -47,7 +48,8 @@ impl Chat {
     }
 
     fn write_chunk(&mut self, choice: ChatChunkChoice<'_>, frame: &mut Frame) {
-        let prompt_ids = self.prompt_ids.as_deref().filter(|_| !self.prompt_ids_sent);
+        let is_first = !self.prompt_ids_sent;
+        let prompt_ids = Some(&*self.prompt_ids).filter(|_| self.returns_ids && is_first);
         self.prompt_ids_sent = true;
         frame.json(&self.document(
             "chat.completion.chunk",
@@ -65,7 +67,8 @@ impl Chat {
         prompt_token_ids: Option<&'a [u32]>,
     ) -> Document<'a, C> {
         let Head { id, created, model } = &self.head;
-        Document { id, object, created: *created, model, choices, usage, prompt_token_ids }
+        let prompt_logprobs = None;
+        Document { id, object, created: *created, model, choices, usage, prompt_token_ids, prompt_logprobs }
     }
 }
 
@@ -74,20 +77,25 @@ impl Endpoint for Chat {
         fields: Map<String, Value>,
         model: Arc<ServedModel>,
         limits: &Limits,
+        watch: &mut StageWatch<'_>,
     ) -> Result<Prepared, ApiError> {
-        prepare_chat(chat_request(fields, &model, limits)?, model)
+        let request = chat_request(fields, &model, limits)?;
+        watch.end(|stages| &stages.parse);
+        prepare_chat(request, model, watch)
     }
 
     fn new(prepared: &Prepared) -> Self {
         let options = &prepared.options;
-        let first = prepared.requests.first().filter(|_| options.return_token_ids);
+        let first = prepared.requests.first();
         Self {
             head: head("chatcmpl", prepared),
             model: Arc::clone(&prepared.model),
             begun: vec![false; options.samples as usize],
             include_usage: options.delivery.includes_usage(),
             logprobs: options.logprobs.is_some(),
-            prompt_ids: first.map(|request| Arc::clone(&request.prompt_ids)),
+            prompt_logprobs: options.prompt_logprobs,
+            returns_ids: options.return_token_ids,
+            prompt_ids: first.map(|request| Arc::clone(&request.prompt_ids)).unwrap_or_default(),
             prompt_ids_sent: false,
         }
     }
@@ -101,7 +109,7 @@ impl Endpoint for Chat {
             self.write_chunk(choice, frame);
         }
         let TextDelta { text, token_ids, entries, .. } = &event.delta;
-        let shows_ids = self.prompt_ids.is_some() && !token_ids.is_empty();
+        let shows_ids = self.returns_ids && !token_ids.is_empty();
         if text.is_empty() && entries.is_empty() && !shows_ids && event.finish.is_none() {
             return;
         }
@@ -110,7 +118,7 @@ impl Endpoint for Chat {
             delta: ChatDelta { role: None, content: Some(text.as_str()).filter(|text| !text.is_empty()) },
             logprobs: if entries.is_empty() { None } else { self.logprobs(entries) },
             finish_reason: event.finish.map(Finish::as_str),
-            token_ids: self.prompt_ids.is_some().then_some(token_ids),
+            token_ids: self.returns_ids.then_some(token_ids),
         };
         self.write_chunk(choice, frame);
     }
@@ -120,18 +128,25 @@ impl Endpoint for Chat {
         frame.json(&self.document("chat.completion.chunk", none, UsageField::Counts(usage), None));
     }
 
-    fn whole(&self, choices: &[FoldedChoice], usage: &Usage) -> Result<Vec<u8>, serde_json::Error> {
+    fn whole(&self, folded: &[FoldedChoice], usage: &Usage) -> Result<Vec<u8>, serde_json::Error> {
         let choices: Vec<ChatChoice<'_>> = (0u32..)
-            .zip(choices)
+            .zip(folded)
             .map(|(index, choice)| ChatChoice {
                 index,
                 message: ChatMessage { role: ROLE, content: &choice.delta.text, refusal: None },
                 logprobs: self.logprobs(&choice.delta.entries),
                 finish_reason: choice.finish.map(Finish::as_str),
-                token_ids: self.prompt_ids.is_some().then_some(&choice.delta.token_ids),
+                token_ids: self.returns_ids.then_some(&choice.delta.token_ids),
             })
             .collect();
-        let prompt_ids = self.prompt_ids.as_deref();
-        serde_json::to_vec(&self.document("chat.completion", &choices, UsageField::Counts(usage), prompt_ids))
+        let prompt_ids = Some(&*self.prompt_ids).filter(|_| self.returns_ids);
+        let scores = folded.first().and_then(|choice| choice.prompt_logprobs.as_ref());
+        let document = self.document("chat.completion", &choices, UsageField::Counts(usage), prompt_ids);
+        serde_json::to_vec(&Document {
+            prompt_logprobs: scores.zip(self.prompt_logprobs).map(|(scores, top_n)| {
+                prompt_logprobs(&self.prompt_ids, scores, top_n, self.model.tokenizer.vocabulary())
+            }),
+            ..document
+        })
     }
 }

@@ -7,11 +7,11 @@ use axum::response::Response;
 use serde_json::{Map, Value};
 
 use super::answer::{ChoiceEvent, Finish};
-use super::endpoint::{Endpoint, FoldedChoice, head, serve};
-use super::logprobs::completion_logprobs;
+use super::endpoint::{Endpoint, FoldedChoice, StageWatch, head, serve};
+use super::logprobs::{completion_logprobs, prompt_logprobs};
 use super::prepare::{Prepared, prepare_completion};
 use super::sse::Frame;
-use super::types::{CompletionChoice, Document, Head, Usage, UsageField};
+use super::types::{CompletionChoice, Document, Head, PromptTokenLogprobs, Usage, UsageField};
 use super::validate::completion_request;
 use crate::config::Limits;
 use crate::error::ApiError;
@@ -31,11 +31,13 @@ struct Completion {
     model: Arc<ServedModel>,
     /// Whether each choice's first chunk went out.
     begun: Vec<bool>,
-    /// `n`: a choice's prompt is its index divided by this.
+    /// `n`, which is also `best_of` in a stream: a choice's prompt is its index divided by this.
     samples: u32,
     include_usage: bool,
     logprobs: bool,
-    /// One per prompt; empty unless token ids are to be returned.
+    prompt_logprobs: Option<u32>,
+    returns_ids: bool,
+    /// One per prompt.
     prompt_ids: Vec<Arc<[u32]>>,
 }
 
@@ -54,13 +56,16 @@ impl Completion {
                 .logprobs
                 .then(|| completion_logprobs(&delta.entries, self.model.tokenizer.vocabulary())),
             finish_reason: finish.map(Finish::as_str),
-            token_ids: self.returns_ids().then_some(&delta.token_ids),
+            token_ids: self.returns_ids.then_some(&delta.token_ids),
             prompt_token_ids,
+            prompt_logprobs: None,
         }
     }
 
-    fn returns_ids(&self) -> bool {
-        !self.prompt_ids.is_empty()
+    fn prompt_logprobs(&self, index: u32, choice: &FoldedChoice) -> Option<Vec<Option<PromptTokenLogprobs>>> {
+        let scores = choice.prompt_logprobs.as_ref()?;
+        let ids = self.prompt_ids(index)?;
+        Some(prompt_logprobs(ids, scores, self.prompt_logprobs?, self.model.tokenizer.vocabulary()))
     }
 
     fn prompt_ids(&self, index: u32) -> Option<&[u32]> {
@@ -73,7 +78,16 @@ impl Completion {
         usage: UsageField<'a>,
     ) -> Document<'a, CompletionChoice<'a>> {
         let Head { id, created, model } = &self.head;
-        Document { id, object: OBJECT, created: *created, model, choices, usage, prompt_token_ids: None }
+        Document {
+            id,
+            object: OBJECT,
+            created: *created,
+            model,
+            choices,
+            usage,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
+        }
     }
 }
 
@@ -82,32 +96,36 @@ impl Endpoint for Completion {
         fields: Map<String, Value>,
         model: Arc<ServedModel>,
         limits: &Limits,
+        watch: &mut StageWatch<'_>,
     ) -> Result<Prepared, ApiError> {
-        prepare_completion(completion_request(fields, &model, limits)?, model)
+        let request = completion_request(fields, &model, limits)?;
+        watch.end(|stages| &stages.parse);
+        prepare_completion(request, model, watch)
     }
 
     fn new(prepared: &Prepared) -> Self {
         let options = &prepared.options;
-        let returned = prepared.requests.iter().filter(|_| options.return_token_ids);
         Self {
             head: head("cmpl", prepared),
             model: Arc::clone(&prepared.model),
             begun: vec![false; prepared.requests.len() * options.samples as usize],
-            samples: options.samples,
+            samples: options.kept,
             include_usage: options.delivery.includes_usage(),
             logprobs: options.logprobs.is_some(),
-            prompt_ids: returned.map(|request| Arc::clone(&request.prompt_ids)).collect(),
+            prompt_logprobs: options.prompt_logprobs,
+            returns_ids: options.return_token_ids,
+            prompt_ids: prepared.requests.iter().map(|request| Arc::clone(&request.prompt_ids)).collect(),
         }
     }
 
     fn write_event(&mut self, event: &ChoiceEvent, frame: &mut Frame) {
         let TextDelta { text, token_ids, entries, .. } = &event.delta;
-        let shows_ids = self.returns_ids() && !token_ids.is_empty();
+        let shows_ids = self.returns_ids && !token_ids.is_empty();
         if text.is_empty() && entries.is_empty() && !shows_ids && event.finish.is_none() {
             return;
         }
         let begun = std::mem::replace(&mut self.begun[event.index as usize], true);
-        let prompt_ids = self.prompt_ids(event.index).filter(|_| !begun);
+        let prompt_ids = self.prompt_ids(event.index).filter(|_| self.returns_ids && !begun);
         let mut choice = self.choice(event.index, &event.delta, event.finish, prompt_ids);
         if entries.is_empty() {
             choice.logprobs = None;
@@ -122,7 +140,13 @@ impl Endpoint for Completion {
     fn whole(&self, choices: &[FoldedChoice], usage: &Usage) -> Result<Vec<u8>, serde_json::Error> {
         let choices: Vec<CompletionChoice<'_>> = (0u32..)
             .zip(choices)
-            .map(|(index, choice)| self.choice(index, &choice.delta, choice.finish, self.prompt_ids(index)))
+            .map(|(index, choice)| {
+                let ids = self.prompt_ids(index).filter(|_| self.returns_ids);
+                CompletionChoice {
+                    prompt_logprobs: self.prompt_logprobs(index, choice),
+                    ..self.choice(index, &choice.delta, choice.finish, ids)
+                }
+            })
             .collect();
         serde_json::to_vec(&self.document(&choices, UsageField::Counts(usage)))
     }

@@ -37,8 +37,13 @@ impl Fields {
 
     /// Absent is false.
     pub(super) fn flag(&mut self, name: &'static str) -> Result<bool, ApiError> {
+        self.flag_or(name, false)
+    }
+
+    /// Absent is `default`.
+    pub(super) fn flag_or(&mut self, name: &'static str, default: bool) -> Result<bool, ApiError> {
         match self.take(name) {
-            None => Ok(false),
+            None => Ok(default),
             Some(Value::Bool(value)) => Ok(value),
             Some(_) => Err(ApiError::invalid(name, format!("{name} must be true or false."))),
         }

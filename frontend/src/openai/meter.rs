@@ -7,7 +7,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::answer::{ChoiceEvent, Finish};
-use crate::metrics::{FinishLabels, Metrics};
+use crate::error::ApiError;
+use crate::metrics::{AbortLabels, FinishLabels, Metrics};
 
 /// Lives as long as the answer.
 pub(super) struct RequestMeter {
@@ -21,6 +22,9 @@ pub(super) struct RequestMeter {
     stopped: u64,
     cut: u64,
     failed: u64,
+    /// Choices that a stop string ended, which the engine would have gone on with.
+    stop_strings: u64,
+    merged_tokens: u64,
 }
 
 impl RequestMeter {
@@ -36,7 +40,22 @@ impl RequestMeter {
             stopped: 0,
             cut: 0,
             failed: 0,
+            stop_strings: 0,
+            merged_tokens: 0,
         }
+    }
+
+    /// Before the prompts are submitted, each time that they are.
+    pub(super) fn begin(&mut self) {
+        self.prompt_tokens = 0;
+        self.generation_tokens = 0;
+        self.last_token.clear();
+        (self.open, self.stopped, self.cut, self.stop_strings) = (0, 0, 0, 0);
+    }
+
+    /// An engine was lost, and another takes the request.
+    pub(super) fn replayed(&self) {
+        self.metrics.http.replays.inc();
     }
 
     pub(super) fn submitted(&mut self, prompt_tokens: u64, samples: u32) {
@@ -52,6 +71,11 @@ impl RequestMeter {
             if count > 0 {
                 self.tokens(event.index as usize, count, now);
             }
+            if let Some(started) = &event.started {
+                self.metrics.http.stages.queue.observe(started.queue);
+                self.metrics.http.stages.prefill.observe(started.prefill);
+            }
+            self.stop_strings += u64::from(event.delta.stopped);
             match event.finish {
                 None => continue,
                 Some(Finish::Stop) => self.stopped += 1,
@@ -62,8 +86,16 @@ impl RequestMeter {
     }
 
     /// The whole request ended with an error.
-    pub(super) fn failed(&mut self) {
-        self.failed += std::mem::take(&mut self.open);
+    pub(super) fn failed(&mut self, failure: &ApiError) {
+        let open = std::mem::take(&mut self.open);
+        self.failed += open;
+        // Those that the engine has not ended by itself.
+        let cause = match failure {
+            ApiError::SlowReader(_) => "slow_reader",
+            ApiError::Draining => "drain",
+            _ => return,
+        };
+        self.metrics.http.aborted.get_or_create(&AbortLabels { cause }).inc_by(open);
     }
 
     fn tokens(&mut self, index: usize, count: u64, now: Instant) {
@@ -72,6 +104,7 @@ impl RequestMeter {
             http.time_to_first_token.observe(now - self.arrived);
         }
         self.generation_tokens += count;
+        self.merged_tokens += count - 1;
         let Some(last) = self.last_token.get_mut(index) else {
             return;
         };
@@ -92,10 +125,15 @@ impl Drop for RequestMeter {
         http.request_latency.observe(self.arrived.elapsed());
         http.prompt_tokens.inc_by(self.prompt_tokens);
         http.generation_tokens.inc_by(self.generation_tokens);
+        http.merged_tokens.inc_by(self.merged_tokens);
         let ends =
             [("stop", self.stopped), ("length", self.cut), ("error", self.failed), ("abort", self.open)];
         for (reason, count) in ends.into_iter().filter(|&(_, count)| count > 0) {
             http.finished.get_or_create(&FinishLabels { reason }).inc_by(count);
+        }
+        let aborts = [("stop_string", self.stop_strings), ("client", self.open)];
+        for (cause, count) in aborts.into_iter().filter(|&(_, count)| count > 0) {
+            http.aborted.get_or_create(&AbortLabels { cause }).inc_by(count);
         }
     }
 }

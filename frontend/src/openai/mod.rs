@@ -5,6 +5,7 @@
 //! ```
 
 mod answer;
+mod beginning;
 mod body;
 mod chat;
 mod completions;
@@ -14,8 +15,11 @@ mod json;
 mod logprobs;
 mod meter;
 mod models;
+mod openapi;
 mod prepare;
+mod sampling;
 mod sse;
+mod tokenize;
 mod types;
 mod unsupported;
 mod usage;
@@ -24,3 +28,5 @@ mod validate;
 pub use chat::chat_completions;
 pub use completions::completions;
 pub use models::{list_models, retrieve_model};
+pub use openapi::openapi;
+pub use tokenize::{detokenize, tokenize};

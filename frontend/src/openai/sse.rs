@@ -5,14 +5,14 @@
 //! `data: {"error": …}` event; no finish reason and no `[DONE]` follow it.
 
 use std::convert::Infallible;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt};
 use http::header;
 use serde::Serialize;
 use tokio::time::{Instant, Sleep};
@@ -23,6 +23,9 @@ use super::prepare::Prepared;
 use super::usage::UsageCount;
 use crate::error::ApiError;
 
+/// Room for the events of one token without logprobs.
+const USUAL_FRAME_BYTES: usize = 384;
+
 /// Bytes of one or more events.
 #[derive(Debug, Default)]
 pub(super) struct Frame {
@@ -32,6 +35,9 @@ pub(super) struct Frame {
 impl Frame {
     /// Adds `data: JSON` and the blank line.
     pub(super) fn json<T: Serialize>(&mut self, value: &T) {
+        if self.bytes.is_empty() {
+            self.bytes.reserve(USUAL_FRAME_BYTES);
+        }
         self.bytes.extend_from_slice(b"data: ");
         // Writing our own structs to memory cannot fail.
         let _ = serde_json::to_writer(&mut self.bytes, value);
@@ -48,7 +54,7 @@ impl Frame {
 /// Answers with a stream. Waits for the first events before it commits to a status, so that a
 /// request which the engine refuses gets a plain HTTP error; but not longer than a client may be
 /// left without a sign of life.
-pub(super) async fn respond<E: Endpoint>(
+pub(super) async fn respond<E: Endpoint + Unpin>(
     mut answer: Answer,
     endpoint: E,
     prepared: &Prepared,
@@ -58,7 +64,7 @@ pub(super) async fn respond<E: Endpoint>(
         Ok(Some(events)) => Some(events?),
         Ok(None) | Err(_) => None,
     };
-    let state = EventStream {
+    let body = EventStream {
         answer,
         endpoint,
         usage: UsageCount::new(prepared),
@@ -69,25 +75,16 @@ pub(super) async fn respond<E: Endpoint>(
         last_frame: Instant::now(),
         alarm: Box::pin(tokio::time::sleep(keepalive)),
     };
-    let frames = stream::unfold(state, |mut state| async { Some((state.next_frame().await?, state)) });
-    let frames = AssertUnwindSafe(frames)
-        .catch_unwind()
-        .map(|frame| Ok::<_, Infallible>(frame.unwrap_or_else(|_| panicked())));
     let headers = [
         (header::CONTENT_TYPE, "text/event-stream"),
         (header::CACHE_CONTROL, "no-cache"),
         // Asks nginx to pass events on as they come.
         (header::HeaderName::from_static("x-accel-buffering"), "no"),
     ];
-    Ok((headers, Body::from_stream(frames)).into_response())
+    Ok((headers, Body::new(body)).into_response())
 }
 
-fn panicked() -> Bytes {
-    let mut frame = Frame::default();
-    frame.text(&ApiError::Internal("The server failed while it wrote the answer.".to_owned()).body());
-    frame.bytes.into()
-}
-
+/// The body: polled by the connection, without a task or a queue of its own.
 struct EventStream<E> {
     answer: Answer,
     endpoint: E,
@@ -102,47 +99,61 @@ struct EventStream<E> {
     alarm: Pin<Box<Sleep>>,
 }
 
+impl<E: Endpoint + Unpin> http_body::Body for EventStream<E> {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        let stream = self.get_mut();
+        let frame = catch_unwind(AssertUnwindSafe(|| stream.poll_events(context))).unwrap_or_else(|_| {
+            stream.ended = true;
+            let mut frame = Frame::default();
+            frame.text(&ApiError::Internal("The server failed while it wrote the answer.".to_owned()).body());
+            Poll::Ready(Some(frame))
+        });
+        frame.map(|frame| frame.map(|frame| Ok(http_body::Frame::data(frame.bytes.into()))))
+    }
+}
+
 impl<E: Endpoint> EventStream<E> {
-    async fn next_frame(&mut self) -> Option<Bytes> {
+    fn poll_events(&mut self, context: &mut Context<'_>) -> Poll<Option<Frame>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
         let mut frame = Frame::default();
+        if let Some(events) = self.first.take() {
+            self.write(&events, &mut frame);
+        }
         while frame.bytes.is_empty() {
-            if self.ended {
-                return None;
-            }
-            if let Some(events) = self.first.take() {
-                self.write(&events, &mut frame);
-                continue;
-            }
-            let events = tokio::select! {
-                biased;
-                events = self.answer.next() => events,
-                () = &mut self.alarm => {
-                    let due = self.last_frame + self.keepalive;
-                    if Instant::now() >= due {
-                        frame.bytes.extend_from_slice(b": keep-alive\n\n");
-                        self.last_frame = Instant::now();
-                    }
-                    self.alarm.as_mut().reset(self.last_frame + self.keepalive);
-                    continue;
-                }
-            };
-            match events {
-                Some(Ok(events)) => self.write(&events, &mut frame),
-                Some(Err(error)) => {
+            match self.answer.poll_next(context) {
+                Poll::Ready(Some(Ok(events))) => self.write(&events, &mut frame),
+                Poll::Ready(Some(Err(error))) => {
                     frame.text(&error.body());
                     self.ended = true;
                 }
-                None => {
+                Poll::Ready(None) => {
                     if self.include_usage {
                         self.endpoint.write_usage(&self.usage.total(), &mut frame);
                     }
                     frame.text("[DONE]");
                     self.ended = true;
                 }
+                Poll::Pending => {
+                    ready!(self.alarm.as_mut().poll(context));
+                    let due = self.last_frame + self.keepalive;
+                    if Instant::now() >= due {
+                        frame.bytes.extend_from_slice(b": keep-alive\n\n");
+                        self.last_frame = Instant::now();
+                    }
+                    self.alarm.as_mut().reset(self.last_frame + self.keepalive);
+                }
             }
         }
         self.last_frame = Instant::now();
-        Some(frame.bytes.into())
+        Poll::Ready(Some(frame))
     }
 
     fn write(&mut self, events: &[ChoiceEvent], frame: &mut Frame) {

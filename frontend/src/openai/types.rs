@@ -67,6 +67,9 @@ pub(super) struct Document<'a, Choice> {
     /// Ours, with `return_token_ids`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [u32]>,
+    /// Ours, with `prompt_logprobs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -141,14 +144,18 @@ pub(super) struct CompletionChoice<'a> {
     /// Ours, with `return_token_ids`; in a stream, with the choice's first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_token_ids: Option<&'a [u32]>,
+    /// Ours, with `prompt_logprobs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
 }
 
 /// Four lists of the same length.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct CompletionLogprobs {
     pub tokens: Vec<String>,
-    pub token_logprobs: Vec<f32>,
-    pub top_logprobs: Vec<TopLogprobs>,
+    /// Null for the first token of an echoed prompt, as in `top_logprobs`.
+    pub token_logprobs: Vec<Option<f32>>,
+    pub top_logprobs: Vec<Option<TopLogprobs>>,
     pub text_offset: Vec<usize>,
 }
 
@@ -160,6 +167,23 @@ impl Serialize for TopLogprobs {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
     }
+}
+
+/// An object from token id to logprob: the prompt's own token first, then the likeliest.
+#[derive(Debug)]
+pub(super) struct PromptTokenLogprobs(pub Vec<(u32, PromptTokenLogprob)>);
+
+impl Serialize for PromptTokenLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(id, logprob)| (id, logprob)))
+    }
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct PromptTokenLogprob {
+    pub logprob: f32,
+    pub rank: u32,
+    pub decoded_token: String,
 }
 
 /// An entry of `/v1/models`.

@@ -30,22 +30,11 @@ enum Neutral {
 }
 
 const SHARED: &[(&str, Neutral)] = &[
-    ("logit_bias", Neutral::Empty),
-    ("presence_penalty", Neutral::Number(0.0)),
-    ("frequency_penalty", Neutral::Number(0.0)),
-    ("repetition_penalty", Neutral::Number(1.0)),
     ("length_penalty", Neutral::Number(1.0)),
-    ("min_p", Neutral::Number(0.0)),
-    ("typical_p", Neutral::Number(1.0)),
     ("use_beam_search", Neutral::False),
-    ("bad_words", Neutral::Empty),
-    ("allowed_token_ids", Neutral::Nothing),
-    ("include_stop_str_in_output", Neutral::False),
     ("skip_special_tokens", Neutral::True),
     ("spaces_between_special_tokens", Neutral::AnyFlag),
     ("truncate_prompt_tokens", Neutral::Nothing),
-    ("prompt_logprobs", Neutral::Nothing),
-    ("echo", Neutral::False),
     ("response_format", Neutral::TextFormat),
     ("structured_outputs", Neutral::Nothing),
     ("guided_json", Neutral::Nothing),
@@ -55,11 +44,11 @@ const SHARED: &[(&str, Neutral)] = &[
     ("regex", Neutral::Nothing),
     ("ebnf", Neutral::Nothing),
     ("json_schema", Neutral::Nothing),
-    ("cache_salt", Neutral::Nothing),
-    ("priority", Neutral::Number(0.0)),
 ];
 
 const CHAT: &[(&str, Neutral)] = &[
+    ("best_of", Neutral::Number(1.0)),
+    ("echo", Neutral::False),
     ("tools", Neutral::Empty),
     ("tool_choice", Neutral::Text(&["none", "auto"])),
     ("parallel_tool_calls", Neutral::AnyFlag),

@@ -25,7 +25,8 @@ impl UsageCount {
 
     pub(super) fn read(&mut self, event: &ChoiceEvent) {
         self.completion_tokens += event.delta.token_ids.len() as u64;
-        if let (Some(new), Some(cached)) = (event.cached_tokens, self.cached.get_mut(event.prompt)) {
+        if let (Some(started), Some(cached)) = (event.started, self.cached.get_mut(event.prompt)) {
+            let new = started.cached_tokens;
             *cached = Some(cached.map_or(new, |least| least.min(new)));
         }
     }

@@ -4,10 +4,11 @@
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
+use super::sampling::{RequestedRules, priority, sampling, token_rules};
 use super::unsupported;
 use crate::chat::normalize_messages;
 use crate::config::Limits;
-use crate::engine::types::{ModelFacts, Sampling};
+use crate::engine::types::{Capability, ModelFacts, Sampling};
 use crate::error::ApiError;
 use crate::model::ServedModel;
 
@@ -30,19 +31,39 @@ pub(super) enum Delivery {
 /// What both endpoints share.
 #[derive(Debug, Clone)]
 pub(super) struct Options {
-    /// `n`.
+    /// Answers to each prompt that are generated (`best_of`).
     pub samples: u32,
+    /// Answers to each prompt that are given out (`n`): those with the best logprobs.
+    pub kept: u32,
     pub delivery: Delivery,
     pub return_token_ids: bool,
     pub stops: Vec<String>,
+    pub include_stop: bool,
     pub sampling: Sampling,
-    /// Absent: as many as there is room for.
+    pub token_rules: RequestedRules,
+    pub priority: Option<u32>,
+    pub cache_salt: Option<String>,
+    /// Alternatives per prompt token; `None`: no logprobs of the prompt.
+    pub prompt_logprobs: Option<u32>,
+    /// Absent: as many as there is room for. 0 only where the prompt is echoed.
     pub max_tokens: Option<u64>,
     pub min_tokens: u32,
     pub stop_token_ids: Vec<u32>,
     pub ignore_eos: bool,
     /// Alternatives per token; `None`: no logprobs.
     pub logprobs: Option<u32>,
+}
+
+impl Options {
+    /// What the engine is asked for: also what choosing the best answers takes.
+    pub(super) fn engine_logprobs(&self) -> Option<u32> {
+        self.logprobs.or((self.samples > self.kept).then_some(0))
+    }
+
+    /// Whether only the prompt is asked for.
+    pub(super) fn generates_nothing(&self) -> bool {
+        self.max_tokens == Some(0)
+    }
 }
 
 impl Delivery {
@@ -63,6 +84,8 @@ pub(super) struct ChatRequest {
 pub(super) struct CompletionRequest {
     pub options: Options,
     pub prompts: Vec<Prompt>,
+    /// Whether each answer begins with its prompt.
+    pub echo: bool,
 }
 
 /// One prompt.
@@ -81,12 +104,9 @@ pub(super) fn chat_request(
     let mut fields = Fields::new(object);
     check_model(&mut fields, model)?;
     unsupported::refuse_in_chat(&fields)?;
-    let Some(messages) = fields.take("messages") else {
-        return Err(ApiError::invalid("messages", "messages is missing: a list of messages is needed."));
-    };
-    let messages = normalize_messages(messages)?;
-    let newer = max_tokens(&mut fields, "max_completion_tokens")?;
-    let older = max_tokens(&mut fields, "max_tokens")?;
+    let messages = messages(&mut fields)?;
+    let newer = max_tokens(&mut fields, "max_completion_tokens", 1)?;
+    let older = max_tokens(&mut fields, "max_tokens", 1)?;
     let wants = fields.flag("logprobs")?;
     let top = logprob_count(&mut fields, "top_logprobs", &model.facts)?;
     if top.is_some() && !wants {
@@ -95,6 +115,13 @@ pub(super) fn chat_request(
     let logprobs = wants.then(|| top.unwrap_or(0));
     let options = options(&mut fields, newer.or(older), logprobs, model, limits)?;
     Ok(ChatRequest { options, messages })
+}
+
+pub(super) fn messages(fields: &mut Fields) -> Result<Vec<Value>, ApiError> {
+    let Some(messages) = fields.take("messages") else {
+        return Err(ApiError::invalid("messages", "messages is missing: a list of messages is needed."));
+    };
+    Ok(normalize_messages(messages)?)
 }
 
 /// Checks a body of `/v1/completions`.
@@ -107,13 +134,16 @@ pub(super) fn completion_request(
     check_model(&mut fields, model)?;
     unsupported::refuse_in_completions(&fields)?;
     let prompts = prompts(&mut fields, model.facts.vocab_size, limits)?;
-    let max_tokens = max_tokens(&mut fields, "max_tokens")?.unwrap_or(DEFAULT_COMPLETION_TOKENS);
+    let echo = fields.flag("echo")?;
+    let fewest = i64::from(!echo);
+    let max_tokens = max_tokens(&mut fields, "max_tokens", fewest)?.unwrap_or(DEFAULT_COMPLETION_TOKENS);
     let logprobs = logprob_count(&mut fields, "logprobs", &model.facts)?;
-    let best_of = fields.integer("best_of", 1..=i64::MAX)?;
-    let options = options(&mut fields, Some(max_tokens), logprobs, model, limits)?;
-    if best_of.is_some_and(|best_of| best_of != i64::from(options.samples)) {
-        return Err(ApiError::unsupported("best_of", "best_of is supported only where it equals n."));
+    if echo && logprobs.is_some() && !model.facts.capabilities.has(Capability::PromptLogprobs) {
+        let message = "echo with logprobs is not offered by this engine; ask for one of them.";
+        return Err(ApiError::unsupported("logprobs", message));
     }
+    let mut options = options(&mut fields, Some(max_tokens), logprobs, model, limits)?;
+    best_of(&mut fields, &mut options, model, limits)?;
     let rows = prompts.len() as u64 * u64::from(options.samples);
     let engine = &model.facts.limits;
     let most = u64::from(engine.max_num_seqs) + u64::from(engine.max_waiting);
@@ -122,10 +152,36 @@ pub(super) fn completion_request(
             format!("prompt and n ask for {rows} answers at once; the engine holds at most {most}.");
         return Err(ApiError::invalid("prompt", message));
     }
-    Ok(CompletionRequest { options, prompts })
+    Ok(CompletionRequest { options, prompts, echo })
 }
 
-fn check_model(fields: &mut Fields, served: &ServedModel) -> Result<(), ApiError> {
+/// More answers may be generated than are given out.
+fn best_of(
+    fields: &mut Fields,
+    options: &mut Options,
+    model: &ServedModel,
+    limits: &Limits,
+) -> Result<(), ApiError> {
+    let most = limits.max_samples.min(model.facts.limits.max_samples);
+    let Some(best_of) = fields.integer("best_of", 1..=i64::from(most))? else {
+        return Ok(());
+    };
+    let best_of = best_of as u32;
+    if best_of < options.kept {
+        return Err(ApiError::invalid("best_of", "best_of must be at least n."));
+    }
+    if best_of > options.kept && options.delivery != Delivery::Whole {
+        return Err(ApiError::invalid("best_of", "best_of above n cannot be streamed; leave out stream."));
+    }
+    if best_of > options.kept && !model.facts.capabilities.has(Capability::Logprobs) {
+        let message = "best_of above n needs logprobs, which this engine does not offer.";
+        return Err(ApiError::unsupported("best_of", message));
+    }
+    options.samples = best_of;
+    Ok(())
+}
+
+pub(super) fn check_model(fields: &mut Fields, served: &ServedModel) -> Result<(), ApiError> {
     match fields.string("model")? {
         Some(name) if name == served.id => Ok(()),
         Some(name) => Err(ApiError::model_not_found(&name, &served.id)),
@@ -143,20 +199,28 @@ fn options(
     limits: &Limits,
 ) -> Result<Options, ApiError> {
     let facts = &model.facts;
-    if logprobs.is_some() && !facts.supports_logprobs {
+    if logprobs.is_some() && !facts.capabilities.has(Capability::Logprobs) {
         return Err(ApiError::unsupported("logprobs", "logprobs are not offered by this engine."));
     }
     let min_tokens = fields.integer("min_tokens", 0..=i64::from(u32::MAX))?.unwrap_or(0) as u32;
     if max_tokens.is_some_and(|most| u64::from(min_tokens) > most) {
         return Err(ApiError::invalid("min_tokens", "min_tokens must not exceed max_tokens."));
     }
+    let delivery = delivery(fields)?;
     let most_samples = limits.max_samples.min(facts.limits.max_samples);
+    let samples = fields.integer("n", 1..=i64::from(most_samples))?.unwrap_or(1) as u32;
     Ok(Options {
-        samples: fields.integer("n", 1..=i64::from(most_samples))?.unwrap_or(1) as u32,
-        delivery: delivery(fields)?,
+        samples,
+        kept: samples,
+        delivery,
         return_token_ids: fields.flag("return_token_ids")?,
         stops: stops(fields, limits)?,
-        sampling: sampling(fields, &facts.default_sampling)?,
+        include_stop: fields.flag("include_stop_str_in_output")?,
+        sampling: sampling(fields, facts)?,
+        token_rules: token_rules(fields, facts, limits)?,
+        priority: priority(fields, facts)?,
+        cache_salt: fields.string("cache_salt")?,
+        prompt_logprobs: prompt_logprobs(fields, facts, delivery)?,
         max_tokens,
         min_tokens,
         stop_token_ids: stop_token_ids(fields, facts)?,
@@ -165,8 +229,8 @@ fn options(
     })
 }
 
-fn max_tokens(fields: &mut Fields, name: &'static str) -> Result<Option<u64>, ApiError> {
-    Ok(fields.integer(name, 1..=i64::MAX)?.map(|count| count as u64))
+fn max_tokens(fields: &mut Fields, name: &'static str, fewest: i64) -> Result<Option<u64>, ApiError> {
+    Ok(fields.integer(name, fewest..=i64::MAX)?.map(|count| count as u64))
 }
 
 fn logprob_count(
@@ -176,6 +240,23 @@ fn logprob_count(
 ) -> Result<Option<u32>, ApiError> {
     let most = MAX_LOGPROBS.min(facts.limits.max_top_logprobs);
     Ok(fields.integer(name, 0..=i64::from(most))?.map(|count| count as u32))
+}
+
+/// Not with a stream, whose chunks have no place for them.
+fn prompt_logprobs(
+    fields: &mut Fields,
+    facts: &ModelFacts,
+    delivery: Delivery,
+) -> Result<Option<u32>, ApiError> {
+    let name = "prompt_logprobs";
+    let count = logprob_count(fields, name, facts)?;
+    if count.is_some() && !facts.capabilities.has(Capability::PromptLogprobs) {
+        return Err(ApiError::unsupported(name, "prompt_logprobs is not offered by this engine."));
+    }
+    if count.is_some() && delivery != Delivery::Whole {
+        return Err(ApiError::invalid(name, "prompt_logprobs cannot be streamed; leave out stream."));
+    }
+    Ok(count)
 }
 
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
@@ -191,33 +272,6 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
         }
     };
     Ok(if stream { Delivery::Stream { include_usage } } else { Delivery::Whole })
-}
-
-/// A request that is silent about a parameter gets the model's own recommendation for it.
-fn sampling(fields: &mut Fields, default: &Sampling) -> Result<Sampling, ApiError> {
-    let top_p = fields.number("top_p", 0.0, 1.0)?;
-    if top_p == Some(0.0) {
-        return Err(ApiError::invalid("top_p", "top_p must be above 0 and at most 1."));
-    }
-    // Other servers write "all tokens" as -1.
-    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|top_k| top_k.max(0) as u32);
-    Ok(Sampling {
-        temperature: fields.number("temperature", 0.0, 2.0)?.or(default.temperature),
-        top_k: top_k.or(default.top_k),
-        top_p: top_p.or(default.top_p),
-        seed: seed(fields)?,
-    })
-}
-
-/// Any 64-bit integer, signed or not; negative ones by their bits.
-fn seed(fields: &mut Fields) -> Result<Option<u64>, ApiError> {
-    let Some(value) = fields.take("seed") else {
-        return Ok(None);
-    };
-    match value.as_u64().or_else(|| value.as_i64().map(i64::cast_unsigned)) {
-        Some(seed) => Ok(Some(seed)),
-        None => Err(ApiError::invalid("seed", "seed must be a 64-bit integer.")),
-    }
 }
 
 fn stops(fields: &mut Fields, limits: &Limits) -> Result<Vec<String>, ApiError> {
@@ -263,7 +317,7 @@ fn stop_token_ids(fields: &mut Fields, facts: &ModelFacts) -> Result<Vec<u32>, A
     }
 }
 
-fn token_ids(param: &'static str, items: &[Value], vocab_size: u32) -> Result<Vec<u32>, ApiError> {
+pub(super) fn token_ids(param: &'static str, items: &[Value], vocab_size: u32) -> Result<Vec<u32>, ApiError> {
     let id = |item: &Value| item.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|&id| id < vocab_size);
     items.iter().map(id).collect::<Option<_>>().ok_or_else(|| {
         ApiError::invalid(

@@ -16,6 +16,8 @@ pub struct SampleRules {
     pub tokenizer: Arc<Tokenizer>,
     /// Stop strings.
     pub stops: StopSet,
+    /// Whether the stop string that ends the text is part of it.
+    pub include_stop: bool,
     /// Ids that end a row in the engine; they are never text.
     pub ending_ids: Vec<u32>,
     /// Text that the first so many tokens complete is not searched for stop strings.
@@ -31,8 +33,8 @@ pub struct SampleRules {
 pub struct TokenEntry {
     /// The chosen id.
     pub id: u32,
-    /// Of the chosen id and its alternatives.
-    pub logprobs: TokenLogprobs,
+    /// Of the chosen id and its alternatives; `None` for the first token of a prompt.
+    pub logprobs: Option<TokenLogprobs>,
     /// Index of the character of the whole text that the token's first byte belongs to.
     pub char_offset: usize,
     /// False for control tokens and ids that end the row.
@@ -181,14 +183,17 @@ impl SampleText {
         let Some(found) = self.matcher.feed(&self.rules.stops, &self.text.as_bytes()[decided..]) else {
             return;
         };
+        let end = decided + found.end;
         // The match begins in text that was held back for it, so the cut is inside `text`.
-        self.text.truncate(decided + found.end - found.len);
+        self.text.truncate(if self.rules.include_stop { end } else { end - found.len });
         self.stopped = true;
     }
 
     /// Gives out everything that no later token can take back.
     fn release(&mut self) -> TextDelta {
-        let held = if self.stopped { 0 } else { self.matcher.held(&self.rules.stops) };
+        // What is visible whether or not a stop string comes of it need not wait.
+        let is_safe = self.stopped || self.rules.include_stop;
+        let held = if is_safe { 0 } else { self.matcher.held(&self.rules.stops) };
         // Whole characters: a stop string and what is held of one begin with a first byte.
         let rest = self.text.split_off(self.text.len() - held);
         let text = std::mem::replace(&mut self.text, rest);
@@ -208,7 +213,7 @@ impl SampleText {
             if let Some(logprobs) = token.logprobs {
                 delta.entries.push(TokenEntry {
                     id: token.id,
-                    logprobs,
+                    logprobs: Some(logprobs),
                     char_offset: token.char_offset,
                     in_text: token.in_text,
                 });

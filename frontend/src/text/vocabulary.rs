@@ -62,6 +62,13 @@ impl Vocabulary {
         &self.bytes[self.offsets[id] as usize..self.offsets[id + 1] as usize]
     }
 
+    /// The text of ids, control tokens written out.
+    pub fn text(&self, ids: &[u32]) -> String {
+        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes(id)).copied().collect();
+        String::from_utf8(bytes)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    }
+
     /// Whether the token is control, not text: it is left out of visible text.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.get(id as usize).copied().unwrap_or(false)

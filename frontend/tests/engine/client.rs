@@ -40,9 +40,9 @@ impl SessionObserver for Counts {
 }
 
 /// Both ends of one open session.
-struct Pair {
-    engine: MockSession,
-    session: Session,
+pub(crate) struct Pair {
+    pub(crate) engine: MockSession,
+    pub(crate) session: Session,
     counts: Arc<Counts>,
     ended: JoinHandle<SessionEnd>,
     _mock: MockEngine,
@@ -50,7 +50,11 @@ struct Pair {
 
 impl Pair {
     async fn open() -> Self {
-        let mut mock = MockEngine::start(Script::default());
+        Self::open_with(Script::default()).await
+    }
+
+    pub(crate) async fn open_with(script: Script) -> Self {
+        let mut mock = MockEngine::start(script);
         let client = mock.client().await;
         let facts = client.describe().await.unwrap().facts;
         let counts = Arc::new(Counts::default());
@@ -78,13 +82,7 @@ impl Pair {
 }
 
 pub(crate) fn request(samples: u32) -> GenerateRequest {
-    GenerateRequest {
-        prompt_ids: Arc::from([1, 2, 3]),
-        samples,
-        sampling: Sampling::default(),
-        stopping: Stopping::default(),
-        top_logprobs: None,
-    }
+    GenerateRequest { prompt_ids: Arc::from([1, 2, 3]), samples, ..GenerateRequest::default() }
 }
 
 /// Everything that is left of a generation, merged per sample.
@@ -96,6 +94,7 @@ pub(crate) async fn rest(generation: &mut Generation) -> Vec<SampleDelta> {
             let merged = &mut samples[sample as usize];
             merged.token_ids.extend(delta.token_ids);
             merged.logprobs.extend(delta.logprobs);
+            merged.prompt_logprobs.extend(delta.prompt_logprobs);
             merged.started = merged.started.or(delta.started);
             assert!(merged.finish.is_none(), "nothing follows the end of a sample");
             merged.finish = delta.finish;
@@ -117,7 +116,13 @@ async fn a_request_arrives_as_it_was_meant() {
     let asked = GenerateRequest {
         prompt_ids: Arc::from([7, 0, VOCAB_SIZE - 1]),
         samples: 2,
-        sampling: Sampling { temperature: Some(0.5), top_k: Some(3), top_p: Some(0.9), seed: Some(u64::MAX) },
+        sampling: Sampling {
+            temperature: Some(0.5),
+            top_k: Some(3),
+            top_p: Some(0.9),
+            seed: Some(u64::MAX),
+            ..Sampling::default()
+        },
         stopping: Stopping {
             max_tokens: Some(9),
             min_tokens: 2,
@@ -125,6 +130,7 @@ async fn a_request_arrives_as_it_was_meant() {
             ignore_eos: true,
         },
         top_logprobs: Some(0),
+        ..GenerateRequest::default()
     };
     let _generation = pair.session.submit(&asked).unwrap();
     let submit = pair.engine.submit().await;
@@ -151,6 +157,10 @@ async fn a_request_arrives_as_it_was_meant() {
     let submit = pair.engine.submit().await;
     assert_eq!(submit.handles, [2], "handles count up");
     assert_eq!(submit.sampling, Some(proto::Sampling::default()));
+    assert_eq!(
+        (submit.grammar, submit.priority, submit.deadline_ms, submit.cache_salt),
+        (None, None, None, None)
+    );
     assert_eq!(submit.stopping, Some(proto::Stopping::default()));
     assert_eq!(submit.logprobs, None);
 }

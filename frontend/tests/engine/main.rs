@@ -6,6 +6,8 @@
 mod child;
 mod client;
 mod mock_engine;
+mod player;
 mod pool;
 mod process;
+mod rules;
 mod supervisor;

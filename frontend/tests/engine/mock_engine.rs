@@ -36,15 +36,6 @@ pub(crate) struct Script {
 
 impl Default for Script {
     fn default() -> Self {
-        let files = BTreeMap::from([("tokenizer.json".to_owned(), Bytes::from_static(TOKENIZER))]);
-        let tokenizer_files = files
-            .iter()
-            .map(|(name, content)| proto::TokenizerFile {
-                name: name.clone(),
-                size_bytes: content.len() as u64,
-                sha256: Bytes::copy_from_slice(&Sha256::digest(content)),
-            })
-            .collect();
         let describe = proto::DescribeResponse {
             protocol: 1,
             engine_version: "0.1.0".to_owned(),
@@ -70,9 +61,23 @@ impl Default for Script {
                 ..proto::Limits::default()
             }),
             capabilities: vec![proto::Capability::Logprobs.into()],
-            tokenizer_files,
+            tokenizer_files: Vec::new(),
         };
-        Self { describe, files, refuse: None }
+        let mut script = Self { describe, files: BTreeMap::new(), refuse: None };
+        script.add_file("tokenizer.json", TOKENIZER);
+        script
+    }
+}
+
+impl Script {
+    /// Adds a file to the tokenizer bundle.
+    pub(crate) fn add_file(&mut self, name: &str, content: &'static [u8]) {
+        self.describe.tokenizer_files.push(proto::TokenizerFile {
+            name: name.to_owned(),
+            size_bytes: content.len() as u64,
+            sha256: Bytes::copy_from_slice(&Sha256::digest(content)),
+        });
+        self.files.insert(name.to_owned(), Bytes::from_static(content));
     }
 }
 

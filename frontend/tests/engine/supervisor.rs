@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rung_frontend::engine::types::{EngineErrorCode, EngineFinish, GenerateRequest, Sampling, Stopping};
+use rung_frontend::engine::types::{EngineErrorCode, EngineFinish, GenerateRequest};
 use rung_frontend::engine::{Engine, EnginePool, StartError, Supervisor};
 use rung_frontend::metrics::{EngineHost, Metrics};
 use rustix::process::{Pid, Signal, kill_process};
@@ -39,18 +39,12 @@ impl Supervised {
     }
 
     fn has_metric(&self, line: &str) -> bool {
-        self.metrics.render().lines().any(|present| present == line)
+        self.metrics.render("").lines().any(|present| present == line)
     }
 }
 
 fn request() -> GenerateRequest {
-    GenerateRequest {
-        prompt_ids: Arc::from([1]),
-        samples: 1,
-        sampling: Sampling::default(),
-        stopping: Stopping::default(),
-        top_logprobs: None,
-    }
+    GenerateRequest { prompt_ids: Arc::from([1]), samples: 1, ..GenerateRequest::default() }
 }
 
 fn kill(pid: i32) {

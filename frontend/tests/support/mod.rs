@@ -3,6 +3,8 @@
 #![allow(dead_code, unreachable_pub, reason = "shared by several test files, each of which uses a part")]
 
 use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -13,10 +15,11 @@ use http_body_util::BodyExt;
 use rung_frontend::chat::ChatTemplate;
 use rung_frontend::config::{Config, EngineSource, Limits};
 use rung_frontend::engine::types::{
-    EngineError, EngineFinish, EngineLimits, GenerateRequest, ModelFacts, SampleDelta, Sampling, Started,
-    TokenLogprobs,
+    Capability, EngineError, EngineFinish, EngineLimits, GenerateRequest, ModelFacts, SampleDelta, Sampling,
+    Started, TokenLogprobs,
 };
 use rung_frontend::engine::{AbortSink, Engine, Generation, GenerationSink};
+use rung_frontend::keys::Keyring;
 use rung_frontend::lifecycle::Lifecycle;
 use rung_frontend::metrics::Metrics;
 use rung_frontend::model::ServedModel;
@@ -82,8 +85,9 @@ pub fn served_model() -> ServedModel {
                 max_samples: 8,
                 max_top_logprobs: 20,
                 max_stop_token_ids: 16,
+                ..EngineLimits::default()
             },
-            supports_logprobs: true,
+            capabilities: [Capability::Logprobs, Capability::PromptLogprobs].into_iter().collect(),
         },
         tokenizer: byte_level(),
         template: Some(ChatTemplate::compile(TEMPLATE).unwrap()),
@@ -111,6 +115,7 @@ pub struct ScriptedEngine {
     model: Mutex<Option<Arc<ServedModel>>>,
     replies: Mutex<VecDeque<Reply>>,
     record: Arc<Mutex<Record>>,
+    is_away: AtomicBool,
 }
 
 struct RecordAborts {
@@ -129,6 +134,13 @@ impl Engine for ScriptedEngine {
         self.model.lock().unwrap().clone()
     }
 
+    fn ready(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        if self.is_away.load(Ordering::Relaxed) {
+            return Box::pin(std::future::pending());
+        }
+        Box::pin(std::future::ready(()))
+    }
+
     fn submit(&self, request: GenerateRequest) -> Result<Generation, EngineError> {
         let reply = self.replies.lock().unwrap().pop_front().unwrap_or(Reply::Hold);
         if let Reply::Refuse(error) = reply {
@@ -136,7 +148,7 @@ impl Engine for ScriptedEngine {
         }
         let mut record = self.record.lock().unwrap();
         let sink = RecordAborts { request: record.requests.len(), record: Arc::clone(&self.record) };
-        let (generation, sink) = Generation::new(request.samples, Arc::new(sink));
+        let (generation, sink) = Generation::new(request.samples, request.max_unread_bytes, Arc::new(sink));
         record.requests.push(request);
         record.sinks.push(sink.clone());
         if let Reply::Play(samples) = reply {
@@ -168,7 +180,13 @@ impl ScriptedEngine {
             model: Mutex::new(Some(Arc::new(model))),
             replies: Mutex::new(replies.into()),
             record: Arc::default(),
+            is_away: AtomicBool::new(false),
         })
+    }
+
+    /// Whoever waits for the engine waits for ever.
+    pub fn stay_away(&self) {
+        self.is_away.store(true, Ordering::Relaxed);
     }
 
     pub fn lose_model(&self) {
@@ -192,7 +210,7 @@ pub fn config() -> Config {
     Config {
         listen: ([127, 0, 0, 1], 0).into(),
         served_model_name: None,
-        api_keys: Vec::new(),
+        keys: Arc::new(Keyring::fixed::<&str>(&[])),
         engine: EngineSource::Connect { addresses: Vec::new(), tls: None },
         drain_timeout: Duration::from_secs(30),
         limits: Limits::default(),
@@ -339,10 +357,15 @@ pub fn chopped(whole: &SampleDelta, sizes: &[usize]) -> Vec<SampleDelta> {
         deltas.push(SampleDelta {
             token_ids: whole.token_ids[at..end].to_vec(),
             logprobs: whole.logprobs.get(at..end).unwrap_or_default().to_vec(),
+            prompt_logprobs: if at == 0 { whole.prompt_logprobs.clone() } else { Vec::new() },
             started: whole.started.filter(|_| at == 0),
-            finish: None,
+            ..SampleDelta::default()
         });
         at = end;
+    }
+    if at == 0 {
+        let prompt_logprobs = whole.prompt_logprobs.clone();
+        deltas.push(SampleDelta { prompt_logprobs, ..SampleDelta::default() });
     }
     deltas.push(SampleDelta { finish: whole.finish.clone(), ..SampleDelta::default() });
     deltas

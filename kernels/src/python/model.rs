@@ -9,7 +9,7 @@ use super::value_error;
 use crate::cpu::attention::AttentionShape;
 use crate::cpu::isa::Isa;
 use crate::cpu::kv::{BLOCK_SIZE, KvDtype, KvShape};
-use crate::cpu::model::{Batch, Model, ModelSettings, OpSpec, PHASES, Scores, Wanted};
+use crate::cpu::model::{Batch, Choice, Draw, Model, ModelSettings, OpSpec, PHASES, Scores, Wanted};
 use crate::cpu::pool::default_num_threads;
 use crate::dequantize::Format;
 
@@ -23,6 +23,15 @@ type Sampled<'py> = (
     Bound<'py, PyArray1<f32>>,
     Bound<'py, PyDict>,
     Bound<'py, PyArray2<f32>>,
+);
+
+/// Whether finite, logprobs and ranks of the given ids, top ids and their logprobs one after the other.
+type Scored<'py> = (
+    Bound<'py, PyArray1<bool>>,
+    Bound<'py, PyArray1<f32>>,
+    Bound<'py, PyArray1<i32>>,
+    Bound<'py, PyArray1<i32>>,
+    Bound<'py, PyArray1<f32>>,
 );
 
 /// A model on the processor.
@@ -160,6 +169,8 @@ impl PyModel {
         py.detach(|| self.model.copy_blocks(sources, targets)).map_err(value_error)
     }
 
+    #[pyo3(signature = (token_ids, query_start, num_computed, block_tables, sample_rows, scored_tokens=None))]
+    #[expect(clippy::too_many_arguments, reason = "columns of one step")]
     fn forward(
         &mut self,
         py: Python<'_>,
@@ -168,6 +179,7 @@ impl PyModel {
         num_computed: PyReadonlyArray1<'_, i32>,
         block_tables: PyReadonlyArray2<'_, i32>,
         sample_rows: PyReadonlyArray1<'_, i32>,
+        scored_tokens: Option<PyReadonlyArray1<'_, i32>>,
     ) -> PyResult<()> {
         let batch = Batch {
             token_ids: token_ids.as_slice()?,
@@ -176,42 +188,84 @@ impl PyModel {
             block_tables: block_tables.as_slice()?,
             table_width: block_tables.shape()[1],
             sample_rows: sample_rows.as_slice()?,
+            scored_tokens: match &scored_tokens {
+                Some(tokens) => tokens.as_slice()?,
+                None => &[],
+            },
         };
         py.detach(|| self.model.forward(&batch)).map_err(value_error)
     }
 
+    #[expect(clippy::too_many_arguments, reason = "the columns of the rows that sample")]
     fn sample<'py>(
         &mut self,
         py: Python<'py>,
         num_top: PyReadonlyArray1<'py, i32>,
-        needs_logits: PyReadonlyArray1<'py, bool>,
+        on_host: PyReadonlyArray1<'py, bool>,
+        temperature: PyReadonlyArray1<'py, f32>,
+        top_k: PyReadonlyArray1<'py, i32>,
+        top_p: PyReadonlyArray1<'py, f32>,
+        number: PyReadonlyArray1<'py, f64>,
     ) -> PyResult<Sampled<'py>> {
-        let (num_top, needs_logits) = (num_top.as_slice()?, needs_logits.as_slice()?);
-        if num_top.len() != needs_logits.len() {
-            return Err(PyValueError::new_err("num_top and needs_logits differ in length"));
-        }
-        let wanted: Vec<Wanted> =
-            num_top.iter().zip(needs_logits).map(|(&top, &all)| wanted(top, all)).collect();
+        let columns = SampleColumns {
+            num_top: num_top.as_slice()?,
+            on_host: on_host.as_slice()?,
+            temperature: temperature.as_slice()?,
+            top_k: top_k.as_slice()?,
+            top_p: top_p.as_slice()?,
+            number: number.as_slice()?,
+        };
+        let wanted = columns.wanted().map_err(PyValueError::new_err)?;
         let mut logits = Vec::new();
         let scores = py.detach(|| self.model.sample(&wanted, &mut logits)).map_err(value_error)?;
         let tops = PyDict::new(py);
         for (row, (scores, wanted)) in scores.iter().zip(&wanted).enumerate() {
-            if let Wanted::Top(_) = wanted {
+            if wanted.num_top.is_some() && wanted.choice != Choice::Host {
                 let ids: Vec<i32> = scores.top.iter().map(|(id, _)| *id).collect();
                 let logprobs: Vec<f32> =
                     scores.top.iter().map(|(_, logit)| logit - scores.logsumexp).collect();
                 tops.set_item(row, (PyArray1::from_vec(py, ids), PyArray1::from_vec(py, logprobs)))?;
             }
         }
-        let logits = PyArray1::from_vec(py, logits)
-            .reshape([needs_logits.iter().filter(|all| **all).count(), self.settings.vocab_size])?;
+        let logits = PyArray1::from_vec(py, logits).reshape([
+            wanted.iter().filter(|row| row.choice == Choice::Host).count(),
+            self.settings.vocab_size,
+        ])?;
         let column = |value: fn(&Scores) -> f32| PyArray1::from_vec(py, scores.iter().map(value).collect());
         Ok((
-            PyArray1::from_vec(py, scores.iter().map(|scores| scores.best_id).collect()),
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.id).collect()),
             PyArray1::from_vec(py, scores.iter().map(|scores| scores.is_finite).collect()),
-            column(|scores| scores.best_logit - scores.logsumexp),
+            column(|scores| scores.logit - scores.logsumexp),
             tops,
             logits,
+        ))
+    }
+
+    fn score<'py>(
+        &mut self,
+        py: Python<'py>,
+        target_ids: PyReadonlyArray1<'py, i32>,
+        num_top: PyReadonlyArray1<'py, i32>,
+    ) -> PyResult<Scored<'py>> {
+        let target_ids = target_ids.as_slice()?;
+        let num_top: Vec<usize> = num_top
+            .as_slice()?
+            .iter()
+            .map(|&count| usize::try_from(count))
+            .collect::<Result<_, _>>()
+            .map_err(|_| PyValueError::new_err("num_top holds a negative number"))?;
+        if num_top.len() != target_ids.len() {
+            return Err(PyValueError::new_err("target_ids and num_top differ in length"));
+        }
+        let scores = py.detach(|| self.model.score_targets(target_ids, &num_top)).map_err(value_error)?;
+        let finite = || scores.iter().filter(|scores| scores.is_finite);
+        let tops = || finite().flat_map(|scores| scores.top.iter().map(move |top| (scores, top)));
+        Ok((
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.is_finite).collect()),
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.logit - scores.logsumexp).collect()),
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.rank.cast_signed()).collect()),
+            PyArray1::from_vec(py, tops().map(|(_, (id, _))| *id).collect()),
+            PyArray1::from_vec(py, tops().map(|(scores, (_, logit))| logit - scores.logsumexp).collect()),
         ))
     }
 
@@ -242,10 +296,54 @@ fn kv_dtype_of(name: &str) -> PyResult<KvDtype> {
         .ok_or_else(|| PyValueError::new_err(format!("kv_dtype is {name:?}; choose f32, bf16 or int8")))
 }
 
-fn wanted(num_top: i32, all: bool) -> Wanted {
-    match usize::try_from(num_top) {
-        _ if all => Wanted::All,
-        Ok(count) => Wanted::Top(count),
-        Err(_) => Wanted::Best,
+/// Columns over the rows that sample.
+struct SampleColumns<'a> {
+    num_top: &'a [i32],
+    on_host: &'a [bool],
+    temperature: &'a [f32],
+    top_k: &'a [i32],
+    top_p: &'a [f32],
+    number: &'a [f64],
+}
+
+impl SampleColumns<'_> {
+    fn wanted(&self) -> Result<Vec<Wanted>, String> {
+        let num_rows = self.num_top.len();
+        let lengths = [
+            self.on_host.len(),
+            self.temperature.len(),
+            self.top_k.len(),
+            self.top_p.len(),
+            self.number.len(),
+        ];
+        if lengths.iter().any(|&len| len != num_rows) {
+            return Err("the columns of the rows that sample differ in length".to_owned());
+        }
+        (0..num_rows).map(|row| self.row(row)).collect()
+    }
+
+    fn row(&self, row: usize) -> Result<Wanted, String> {
+        let (temperature, top_p, number) = (self.temperature[row], self.top_p[row], self.number[row]);
+        let choice = if self.on_host[row] {
+            Choice::Host
+        } else if temperature == 0.0 {
+            Choice::Best
+        } else {
+            let top_k = usize::try_from(self.top_k[row]);
+            let is_finite = temperature.is_finite() && temperature > 0.0;
+            match top_k {
+                Ok(top_k) if is_finite && top_p > 0.0 && (0.0..1.0).contains(&number) => {
+                    Choice::Draw(Draw { temperature, top_k, top_p, number })
+                }
+                _ => {
+                    return Err(format!(
+                        "row {row} cannot be drawn with temperature {temperature}, top_k {}, top_p {top_p} \
+                         and the number {number}",
+                        self.top_k[row]
+                    ));
+                }
+            }
+        };
+        Ok(Wanted { choice, num_top: usize::try_from(self.num_top[row]).ok() })
     }
 }

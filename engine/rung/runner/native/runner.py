@@ -1,38 +1,34 @@
 """The native CPU runner: packs the weights once, then a step is two calls into `rung_kernels`.
 
-It chooses greedy tokens in the kernels; rows that draw or ban tokens get theirs from
+It chooses tokens in the kernels; rows with rules on single ids or with rarer filters get theirs from
 `rung.sampling` on host logits.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 import rung_kernels
-from rung.errors import ConfigError, ErrorCode, ModelError, RequestError
+from rung.errors import ConfigError, ModelError, non_finite
 from rung.models.registry import find_architecture
 from rung.runner.native.fuse import fuse
 from rung.runner.native.recorder import Recorder
 from rung.runner.protocol import RunnerInfo
+from rung.sampling.logprobs import ScoredTargets, by_row
+from rung.sampling.random import uniform
 from rung.sampling.sampler import sample
 from rung.scheduler.batch import LogprobRow, StepOutput
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from rung.errors import RequestError
     from rung.models.config import ModelConfig
     from rung.models.weights import WeightSource
-    from rung.scheduler.batch import SamplingColumns, StepPlan
-
-
-# The one layer whose input stays float beside int8 ones. Its errors enter the KV cache and, through
-# attention, every later token: they made a third of the divergence from float activations, and this
-# small layer costs 2% of a step's time in float.
-_FLOAT_INPUT = "v_proj"
+    from rung.scheduler.batch import PromptLogprobs, SamplingColumns, StepPlan
 
 
 class NativeRunner:
@@ -40,7 +36,7 @@ class NativeRunner:
 
     num_threads:   None: what quota and affinity leave to this process.
     kv_dtype:      f32, bf16, or int8 with a scale per token and head.
-    activations:   int8 (in groups of 32, for quantized weights but `v_proj`) or float.
+    activations:   int8 (in groups of 32, for quantized weights) or float.
     isa:           one of `rung_kernels.AVAILABLE_ISAS`; None: the best.
     poison_freed:  fill freed blocks with NaN, so that reading one before it is rewritten shows.
     """
@@ -59,7 +55,7 @@ class NativeRunner:
         poison_freed: bool = False,
     ) -> None:
         try:
-            self._model = rung_kernels.Model(
+            model = rung_kernels.Model(
                 num_layers=config.num_layers,
                 num_heads=config.num_heads,
                 num_kv_heads=config.num_kv_heads,
@@ -76,9 +72,11 @@ class NativeRunner:
             )
         except ValueError as error:
             raise ConfigError(f"The native runner cannot be set up: {error}.") from error
+        self._open_model: rung_kernels.Model | None = model
         self._poison_freed = poison_freed
+        self._vocab_size = config.vocab_size
         start_s = time.monotonic()
-        int8_inputs = _load_weights(self._model, weights)
+        int8_inputs = _load_weights(model, weights)
         pack_s = time.monotonic() - start_s
         recorder = Recorder()
         find_architecture(config.architecture).decoder(recorder, config)
@@ -86,7 +84,7 @@ class NativeRunner:
             int8_inputs = set()
         program = fuse(recorder.ops, int8_inputs.__contains__)
         try:
-            self._model.load_program(
+            model.load_program(
                 [(op.kind, op.inputs, op.weights, op.outputs, op.layer, op.value) for op in program]
             )
         except ValueError as error:
@@ -137,16 +135,22 @@ class NativeRunner:
             plan.num_computed,
             np.ascontiguousarray(plan.block_tables),
             plan.sample_rows,
+            None if plan.prompts is None else plan.prompts.tokens,
         )
 
     def sample(self, plan: StepPlan) -> StepOutput:
         """Choose one token for each of the plan's sampling rows."""
         sampling = plan.sampling
-        on_host = sampling.temperature > 0
-        for index, _ in sampling.banned_ids:
-            on_host[index] = True
-        token_ids, finite, chosen, tops, logits = self._model.sample(sampling.top_logprobs, on_host)
-        failed = {int(index): _non_finite() for index in np.flatnonzero(~finite)}
+        on_host = sampling.special_rows()
+        token_ids, finite, chosen, tops, logits = self._model.sample(
+            num_top=sampling.top_logprobs,
+            on_host=on_host,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            number=_random_numbers(sampling),
+        )
+        failed = {int(index): non_finite() for index in np.flatnonzero(~finite)}
         logprobs = {
             index: LogprobRow(float(chosen[index]), top_ids, top_logprobs)
             for index, (top_ids, top_logprobs) in tops.items()
@@ -154,22 +158,33 @@ class NativeRunner:
         }
         host_rows = np.flatnonzero(on_host)
         if len(host_rows):
-            sampled = sample(logits, _take_rows(sampling, host_rows))
+            sampled = sample(logits, sampling.take(host_rows))
             token_ids[host_rows] = sampled.token_ids
             logprobs |= {int(host_rows[index]): row for index, row in sampled.logprobs.items()}
             failed |= {int(host_rows[index]): error for index, error in sampled.failed.items()}
-        return StepOutput(
-            token_ids=token_ids,
-            logprobs=logprobs,
-            failed={int(plan.sample_rows[index]): error for index, error in failed.items()},
-        )
+        failed = {int(plan.sample_rows[index]): error for index, error in failed.items()}
+        prompts, prompt_failures = self._score_prompts(plan)
+        return StepOutput(token_ids, logprobs, failed | prompt_failures, prompts)
+
+    def _score_prompts(self, plan: StepPlan) -> tuple[dict[int, PromptLogprobs], dict[int, RequestError]]:
+        if plan.prompts is None:
+            return {}, {}
+        num_top = np.repeat(plan.prompts.num_top, plan.prompts.counts)
+        scored = ScoredTargets(*self._model.score(plan.prompts.target_ids, num_top))
+        return by_row(plan.prompts, scored, self._vocab_size)
 
     def take_times(self) -> dict[str, int]:
         """Nanoseconds in the kernels by phase since the last call."""
         return self._model.take_times()
 
     def close(self) -> None:
-        """Nothing to release: threads and memory go with the object."""
+        """Release threads and memory. Idempotent."""
+        self._open_model = None
+
+    @property
+    def _model(self) -> rung_kernels.Model:
+        assert self._open_model is not None, "the runner is closed"
+        return self._open_model
 
 
 def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
@@ -181,8 +196,7 @@ def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
             if len(tensor.shape) == 1:
                 model.add_vector(name, tensor.format, tensor.data, tensor.shape[0])
             else:
-                takes_int8 = model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1])
-                if takes_int8 and not name.endswith(_FLOAT_INPUT):
+                if model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1]):
                     int8_inputs.add(name)
         except ValueError as error:
             raise ModelError(f"The native runner cannot use the model's weights: {error}.") from error
@@ -195,25 +209,10 @@ def kv_bytes_per_block(config: ModelConfig, kv_dtype: str) -> int:
     return rung_kernels.kv_bytes_per_block(config.num_layers, config.num_kv_heads, config.head_dim, kv_dtype)
 
 
-def _take_rows(columns: SamplingColumns, rows: npt.NDArray[np.int64]) -> SamplingColumns:
-    """The columns of some sampling rows, renumbered."""
-    place = {int(row): index for index, row in enumerate(rows)}
-    return replace(
-        columns,
-        temperature=columns.temperature[rows],
-        top_k=columns.top_k[rows],
-        top_p=columns.top_p[rows],
-        seed=columns.seed[rows],
-        sample_index=columns.sample_index[rows],
-        position=columns.position[rows],
-        top_logprobs=columns.top_logprobs[rows],
-        banned_ids=tuple((place[row], ids) for row, ids in columns.banned_ids),
-    )
-
-
-def _non_finite() -> RequestError:
-    return RequestError(
-        ErrorCode.NON_FINITE,
-        "The model computed a value that is not finite for this request, so no token can be "
-        "chosen; other requests are not affected.",
-    )
+def _random_numbers(sampling: SamplingColumns) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) per row that draws: [S]."""
+    numbers = np.zeros(len(sampling.seed))
+    drawn = np.flatnonzero(sampling.temperature > 0)
+    if len(drawn):
+        numbers[drawn] = uniform(sampling.seed[drawn], sampling.sample_index[drawn], sampling.position[drawn])
+    return numbers

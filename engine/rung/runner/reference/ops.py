@@ -26,6 +26,7 @@ class StepInputs:
     token_ids, slots: [T] int64      slots: where each token's KV goes
     cos, sin:         [T, 1, head_dim] float32
     last_tokens:      [S] int64      the sampling rows' last query tokens
+    scored_tokens:    [Q] int64      tokens that get logits besides
     """
 
     token_ids: torch.Tensor
@@ -33,6 +34,7 @@ class StepInputs:
     cos: torch.Tensor
     sin: torch.Tensor
     last_tokens: torch.Tensor
+    scored_tokens: torch.Tensor
     groups: list[AttentionGroup]
 
 
@@ -50,6 +52,7 @@ class ReferenceOps:
         self._cos, self._sin = _rotary_tables(config, max_len)
         self._step: StepInputs | None = None
         self._logits: torch.Tensor | None = None
+        self._scored: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def bind(self, plan: StepPlan) -> None:
         """Make `plan` the batch that the next run of the model works on."""
@@ -68,6 +71,9 @@ class ReferenceOps:
             cos=self._cos[where].unsqueeze(1),
             sin=self._sin[where].unsqueeze(1),
             last_tokens=torch.from_numpy(plan.query_start[plan.sample_rows + 1].astype(np.int64) - 1),
+            scored_tokens=torch.from_numpy(
+                np.empty(0, np.int64) if plan.prompts is None else plan.prompts.tokens.astype(np.int64)
+            ),
             groups=attention_groups(plan, block_size, self._kv.pad_slot),
         )
 
@@ -76,6 +82,12 @@ class ReferenceOps:
         assert self._logits is not None, "the model has not run on the bound plan"
         logits, self._logits = self._logits, None
         return logits
+
+    def scored_logits(self, first: int, end: int) -> torch.Tensor:
+        """Logits of some of the bound plan's scored tokens, [end - first, vocab_size] float32."""
+        assert self._scored is not None, "the model has not run on the bound plan"
+        rows, weight = self._scored
+        return F.linear(rows[first:end], weight)
 
     def embed(self, weight: str) -> torch.Tensor:
         """See `Ops.embed`."""
@@ -115,6 +127,7 @@ class ReferenceOps:
     def logits(self, x: torch.Tensor, weight: str) -> None:
         """See `Ops.logits`."""
         self._logits = F.linear(x.index_select(0, self._bound.last_tokens), self._weights[weight])
+        self._scored = (x.index_select(0, self._bound.scored_tokens), self._weights[weight])
 
     @property
     def _bound(self) -> StepInputs:

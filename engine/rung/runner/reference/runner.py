@@ -12,12 +12,15 @@ from rung.runner.protocol import RunnerInfo
 from rung.runner.reference.kv import PagedKV, kv_bytes_per_block
 from rung.runner.reference.ops import ReferenceOps
 from rung.runner.reference.threads import available_cpus
+from rung.sampling.logprobs import TILE_ROWS, by_row, joined, score_targets
 from rung.sampling.sampler import sample
 from rung.scheduler.batch import StepOutput, StepPlan
 
 if TYPE_CHECKING:
+    from rung.errors import RequestError
     from rung.models.config import ModelConfig
     from rung.models.weights import WeightSource
+    from rung.scheduler.batch import PromptLogprobs
 
 
 class ReferenceRunner:
@@ -70,7 +73,20 @@ class ReferenceRunner:
         """Choose one token for each of the plan's sampling rows."""
         sampled = sample(self._ops.take_logits().numpy(), plan.sampling)
         failed = {int(plan.sample_rows[index]): error for index, error in sampled.failed.items()}
-        return StepOutput(token_ids=sampled.token_ids, logprobs=sampled.logprobs, failed=failed)
+        prompts, prompt_failures = self._score_prompts(plan)
+        return StepOutput(sampled.token_ids, sampled.logprobs, failed | prompt_failures, prompts)
+
+    def _score_prompts(self, plan: StepPlan) -> tuple[dict[int, PromptLogprobs], dict[int, RequestError]]:
+        if plan.prompts is None:
+            return {}, {}
+        target_ids = plan.prompts.target_ids
+        num_top = np.repeat(plan.prompts.num_top, plan.prompts.counts)
+        tiles = []
+        for first in range(0, len(target_ids), TILE_ROWS):
+            end = min(first + TILE_ROWS, len(target_ids))
+            logits = self._ops.scored_logits(first, end).numpy()
+            tiles.append(score_targets(logits, target_ids[first:end], num_top[first:end]))
+        return by_row(plan.prompts, joined(tiles), self._config.vocab_size)
 
     def close(self) -> None:
         """Nothing to release: torch owns its threads, and memory goes with the object."""

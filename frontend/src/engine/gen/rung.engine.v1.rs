@@ -113,7 +113,8 @@ pub struct LogprobRequest {
     /// absent is 0.
     #[prost(uint32, optional, tag = "1")]
     pub top_n: ::core::option::Option<u32>,
-    /// Present: also logprobs of the prompt's ids from the second on, with this many alternatives.
+    /// Present: also logprobs of the prompt's ids from the second on, with this many alternatives,
+    /// under the first handle.
     /// Needs CAPABILITY_PROMPT_LOGPROBS.
     #[prost(uint32, optional, tag = "2")]
     pub prompt_top_n: ::core::option::Option<u32>,

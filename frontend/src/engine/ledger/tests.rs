@@ -10,7 +10,7 @@ use tokio::runtime::Builder;
 use super::*;
 use crate::engine::frame;
 use crate::engine::generation::{AbortSink, Generation};
-use crate::engine::types::{EngineLimits, Sampling, Started, Stopping};
+use crate::engine::types::{Capability, EngineLimits, Sampling, Started, Stopping};
 
 const VOCAB_SIZE: u32 = 100;
 const MAX_TOKENS: u32 = 8;
@@ -35,8 +35,9 @@ fn facts() -> ModelFacts {
             max_samples: 8,
             max_top_logprobs: 5,
             max_stop_token_ids: 4,
+            ..EngineLimits::default()
         },
-        supports_logprobs: true,
+        capabilities: [Capability::Logprobs].into_iter().collect(),
     }
 }
 
@@ -129,9 +130,8 @@ impl World {
         let request = GenerateRequest {
             prompt_ids: Arc::from([1, 2]),
             samples,
-            sampling: Sampling::default(),
             stopping,
-            top_logprobs: None,
+            ..GenerateRequest::default()
         };
         let message = convert::submit(&request, &facts()).unwrap();
         let ledger = Arc::clone(&self.ledger);
@@ -139,7 +139,7 @@ impl World {
         let generation = lock(&self.ledger)
             .submit(&request, message, &facts(), |fresh| {
                 handles.clone_from(&fresh);
-                Generation::new(samples, Arc::new(Aborts { ledger, handles: fresh }))
+                Generation::new(samples, None, Arc::new(Aborts { ledger, handles: fresh }))
             })
             .unwrap();
         self.live.push(Live { generation, handles, let_go: BTreeSet::new() });

@@ -2,34 +2,36 @@
 //! then multiplied in input order with one fused multiply-add each.
 
 #![expect(unsafe_code, reason = "units write their own tiles of one slice")]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "loops over rows and tiles are unrolled, several arrays by one index"
+)]
 
 use std::ops::Range;
 
 use super::LinearError;
-use super::quantized::{CodeLayout, QuantizedWeight};
-use super::scales::{Half, HalfMin, ScaleLayout, Scales, Super, SuperMin};
+use super::quantized::QuantizedWeight;
+use super::widen::{ask, widen};
 use crate::cpu::buffer::{Buffer, Number};
 use crate::cpu::isa::{Isa, Kernel};
 use crate::cpu::pool::Pool;
-use crate::cpu::quantize::GROUP;
 use crate::cpu::shared::SharedSlice;
-use crate::cpu::simd::{LANE_BYTES, LANES, Simd};
+use crate::cpu::simd::{LANES, Simd};
 use crate::dequantize::{self, Format};
 
-/// Inputs widened at a time: 16 KiB, which stay in the first cache.
-const STRIP: usize = 256;
-/// Rows that share a pass.
-const ROWS: usize = 8;
+/// Tiles and inputs widened at a time: 16 KiB, which stay in the first cache.
+const TILES: usize = 4;
+pub(super) const STRIP: usize = 64;
 
 /// A float weight matrix as stored, sixteen outputs side by side: `[num_tiles, num_inputs, 16]`.
 #[derive(Debug)]
 pub(super) struct FloatWeight {
-    num_inputs: usize,
-    values: Values,
+    pub(super) num_inputs: usize,
+    pub(super) values: Values,
 }
 
 #[derive(Debug)]
-enum Values {
+pub(super) enum Values {
     F32(Buffer<f32>),
     Bf16(Buffer<u16>),
     /// Little-endian.
@@ -135,161 +137,111 @@ impl Kernel for Multiply<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let num_tiles = self.tiles.len();
-        self.out.fill([0.0; LANES]);
-        let mut scratch = [[0.0; LANES]; STRIP];
-        for (column, tile) in self.tiles.enumerate() {
-            for start in (0..self.num_inputs).step_by(STRIP) {
-                let inputs = start..self.num_inputs.min(start + STRIP);
-                let strip = widen(s, self.source, tile, inputs.clone(), &mut scratch);
-                let rows = self.x.chunks(self.num_inputs * ROWS);
-                for (index, x) in rows.enumerate() {
-                    let out = &mut self.out[index * ROWS * num_tiles + column..];
-                    multiply_rows(s, strip, x, self.num_inputs, start, num_tiles, out);
+        let Self { source, tiles, x, num_inputs, out } = self;
+        let stride = tiles.len();
+        let mut scratch = [[[0.0; LANES]; STRIP]; TILES];
+        out.fill([0.0; LANES]);
+        for column in (0..stride).step_by(TILES) {
+            let width = TILES.min(stride - column);
+            for start in (0..num_inputs).step_by(STRIP) {
+                let inputs = start..num_inputs.min(start + STRIP);
+                let mut strips: [&[[f32; LANES]]; TILES] = [&[]; TILES];
+                let later = inputs.end + STRIP..inputs.end + 2 * STRIP;
+                for (t, (strip, scratch)) in strips.iter_mut().zip(&mut scratch).take(width).enumerate() {
+                    ask(s, source, tiles.start + column + t, later.clone());
+                    *strip = widen(s, source, tiles.start + column + t, inputs.clone(), scratch);
                 }
+                let strips = Strips { strips: &strips[..width], inputs, num_inputs, stride };
+                strips.multiply(s, x, &mut out[column..]);
             }
         }
     }
 }
 
-/// The values of some inputs of a tile, `[num_inputs, 16]`, in place where they are stored so.
-#[inline(always)]
-fn widen<'a, S: Simd>(
-    s: S,
-    source: Source<'a>,
-    tile: usize,
+/// Some inputs of some tiles.
+struct Strips<'a> {
+    /// `[num_tiles, inputs, 16]`.
+    strips: &'a [&'a [[f32; LANES]]],
     inputs: Range<usize>,
-    scratch: &'a mut [[f32; LANES]; STRIP],
-) -> &'a [[f32; LANES]] {
-    let out = &mut scratch[..inputs.len()];
-    match source {
-        Source::Float(weight) => {
-            let start = tile * weight.num_inputs;
-            let columns = start + inputs.start..start + inputs.end;
-            match &weight.values {
-                Values::F32(values) => return &values.as_chunks::<LANES>().0[columns],
-                Values::Bf16(values) => {
-                    let columns = &values.as_chunks::<LANES>().0[columns];
-                    for (out, column) in out.iter_mut().zip(columns) {
-                        s.store(s.load_bf16(column), out);
-                    }
-                }
-                Values::F16(values) => {
-                    let values = values.as_flattened().as_chunks::<{ 2 * LANES }>().0;
-                    let columns = &values[columns];
-                    for (out, column) in out.iter_mut().zip(columns) {
-                        s.store(s.load_f16(column), out);
-                    }
-                }
-            }
-        }
-        Source::Quantized(weight) => {
-            let groups = inputs.start / GROUP..inputs.end / GROUP;
-            match weight.scale_layout {
-                ScaleLayout::Half => widen_groups::<S, Half>(s, weight, tile, groups, out),
-                ScaleLayout::HalfMin => widen_groups::<S, HalfMin>(s, weight, tile, groups, out),
-                ScaleLayout::SuperMin => widen_groups::<S, SuperMin>(s, weight, tile, groups, out),
-                ScaleLayout::Super => widen_groups::<S, Super>(s, weight, tile, groups, out),
-            }
-        }
-    }
-    out
-}
-
-/// As `dequantize` computes it: scale * (code - zero), then + minimum, each rounded.
-#[inline(always)]
-fn widen_groups<S: Simd, G: Scales>(
-    s: S,
-    weight: &QuantizedWeight,
-    tile: usize,
-    groups: Range<usize>,
-    out: &mut [[f32; LANES]],
-) {
-    let tile = weight.tile(tile);
-    let layout = weight.code_layout;
-    let zero = s.splat(f32::from(layout.zero()));
-    let group_bytes = layout.group_bytes();
-    for (index, out) in groups.zip(out.as_chunks_mut::<GROUP>().0) {
-        let codes = &tile.codes[index * group_bytes..(index + 1) * group_bytes];
-        let min = if G::HAS_MIN { G::min(s, tile.scales, index) } else { s.zero() };
-        for (chunk, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            let half = if G::HALVES { chunk / 4 } else { 0 };
-            let scale = G::scale(s, tile.scales, index, half);
-            let stored = match layout {
-                CodeLayout::Nibbles { .. } => chunk % 4,
-                CodeLayout::Bytes => chunk,
-            };
-            let bytes = &codes.as_chunks::<LANE_BYTES>().0[stored];
-            let bytes = s.load_bytes(bytes);
-            let bytes = match layout {
-                CodeLayout::Nibbles { .. } if chunk < 4 => s.low_nibbles(bytes),
-                CodeLayout::Nibbles { .. } => s.high_nibbles(bytes),
-                CodeLayout::Bytes => bytes,
-            };
-            let codes = [
-                s.byte_to_f32::<0>(bytes),
-                s.byte_to_f32::<1>(bytes),
-                s.byte_to_f32::<2>(bytes),
-                s.byte_to_f32::<3>(bytes),
-            ];
-            for (code, out) in codes.into_iter().zip(out) {
-                let product = s.mul(scale, s.sub(code, zero));
-                let value = if G::HAS_MIN { s.add(product, min) } else { product };
-                s.store(value, out);
-            }
-        }
-    }
-}
-
-/// Continue the sums of up to eight rows over a strip that begins at input `start`; row r's are
-/// in `out[r * stride]`.
-#[inline(always)]
-fn multiply_rows<S: Simd>(
-    s: S,
-    strip: &[[f32; LANES]],
-    x: &[f32],
     num_inputs: usize,
-    start: usize,
     stride: usize,
-    out: &mut [[f32; LANES]],
-) {
-    let num_rows = x.len() / num_inputs;
-    let row = |r: usize| &x[r * num_inputs + start..][..strip.len()];
-    let mut r = 0;
-    while r < num_rows {
-        let out = &mut out[r * stride..];
-        r += match num_rows - r {
-            8.. => pass::<S, 8>(s, strip, std::array::from_fn(|i| row(r + i)), stride, out),
-            4.. => pass::<S, 4>(s, strip, std::array::from_fn(|i| row(r + i)), stride, out),
-            2.. => pass::<S, 2>(s, strip, std::array::from_fn(|i| row(r + i)), stride, out),
-            _ => pass::<S, 1>(s, strip, [row(r)], stride, out),
-        };
+}
+
+impl Strips<'_> {
+    /// Continue the sums of all rows of `x`; row r's of tile t are in `out[r * stride + t]`.
+    ///
+    /// Passes have as many sums as the registers hold, and where possible eight: a fused
+    /// multiply-add waits four cycles for the one before, and two start in each.
+    #[inline(always)]
+    fn multiply<S: Simd>(&self, s: S, x: &[f32], out: &mut [[f32; LANES]]) {
+        let num_rows = x.len() / self.num_inputs;
+        let mut row = 0;
+        while row < num_rows {
+            let x = &x[row * self.num_inputs..];
+            let out = &mut out[row * self.stride..];
+            let left = num_rows - row;
+            row += match S::ROWS {
+                8 if left >= 8 => self.row_passes::<S, 8, 2>(s, x, out),
+                8 if left >= 2 => self.row_passes::<S, 2, 4>(s, x, out),
+                4 if left >= 4 => self.row_passes::<S, 4, 1>(s, x, out),
+                4 | 8 => self.row_passes::<S, 1, 4>(s, x, out),
+                _ => self.row_passes::<S, 1, 1>(s, x, out),
+            };
+        }
+    }
+
+    /// `R` rows, `T` tiles at a time; returns `R`.
+    #[inline(always)]
+    fn row_passes<S: Simd, const R: usize, const T: usize>(
+        &self,
+        s: S,
+        x: &[f32],
+        out: &mut [[f32; LANES]],
+    ) -> usize {
+        let mut rows: [&[f32]; R] = [&[]; R];
+        for (row, x) in rows.iter_mut().zip(x.chunks_exact(self.num_inputs)) {
+            *row = &x[self.inputs.clone()];
+        }
+        let (wholes, rest) = self.strips.as_chunks::<T>();
+        for (index, strips) in wholes.iter().enumerate() {
+            pass::<S, R, T>(s, *strips, rows, self.stride, &mut out[index * T..]);
+        }
+        for (index, strip) in rest.iter().enumerate() {
+            pass::<S, R, 1>(s, [strip], rows, self.stride, &mut out[wholes.len() * T + index..]);
+        }
+        R
     }
 }
 
 #[inline(always)]
-fn pass<S: Simd, const R: usize>(
+fn pass<S: Simd, const R: usize, const T: usize>(
     s: S,
-    strip: &[[f32; LANES]],
+    strips: [&[[f32; LANES]]; T],
     x: [&[f32]; R],
     stride: usize,
     out: &mut [[f32; LANES]],
-) -> usize {
-    assert!(x.iter().all(|x| x.len() == strip.len()));
-    let mut accs = [s.zero(); R];
+) {
+    let len = strips[0].len();
+    assert!(strips.iter().all(|strip| strip.len() == len) && x.iter().all(|x| x.len() == len));
+    let mut accs = [[s.zero(); T]; R];
     for r in 0..R {
-        accs[r] = s.load(&out[r * stride]);
+        for t in 0..T {
+            accs[r][t] = s.load(&out[r * stride + t]);
+        }
     }
-    for (k, weights) in strip.iter().enumerate() {
-        let weights = s.load(weights);
-        for r in 0..R {
-            accs[r] = s.fma(weights, s.splat(x[r][k]), accs[r]);
+    for k in 0..len {
+        for t in 0..T {
+            let weights = s.load(&strips[t][k]);
+            for r in 0..R {
+                accs[r][t] = s.fma(weights, s.splat(x[r][k]), accs[r][t]);
+            }
         }
     }
     for r in 0..R {
-        s.store(accs[r], &mut out[r * stride]);
+        for t in 0..T {
+            s.store(accs[r][t], &mut out[r * stride + t]);
+        }
     }
-    R
 }
 
 /// Whether a format is stored as floats.

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::strips::TILES;
-use super::units::{Cut, UNIT_ROWS, check_input, check_len, copy, multiply};
+use super::units::{BLOCK, Cut, Results, UNIT_ROWS, check_input, check_len, copy, multiply};
 use super::{Context, Input, LinearError, PackedLinear};
 use crate::cpu::isa::{Isa, Kernel};
 use crate::cpu::math::silu;
@@ -13,10 +13,8 @@ use crate::cpu::quantize::{BLOCK_ROWS, GROUP, GroupBlock, QuantizedRows, quantiz
 use crate::cpu::shared::SharedSlice;
 use crate::cpu::simd::{LANES, Simd};
 
-/// Many rows are taken so many at a time: both matrices' results take 12 KiB each.
+/// Many rows are taken so many at a time, with `2 * TILES` tiles.
 const ROWS: usize = UNIT_ROWS / 2;
-/// Vectors of 16 results of one matrix at a time, `2 * TILES` tiles of many rows.
-const BLOCK: usize = ROWS * 2 * TILES;
 
 /// Where silu(gate) * up goes, `[num_rows, num_outputs]`.
 #[derive(Debug)]
@@ -78,8 +76,8 @@ fn gated_unit(
     rows: Range<usize>,
     target: &Target<'_>,
 ) {
-    let mut gates = [[0.0; LANES]; BLOCK];
-    let mut ups = [[0.0; LANES]; BLOCK];
+    let (mut gate_results, mut up_results) = (Results::take(), Results::take());
+    let (gates, ups) = (gate_results.first(BLOCK), up_results.first(BLOCK));
     let (num_rows, num_tiles, width) = if rows.len() > BLOCK_ROWS {
         (ROWS, 2 * TILES, TILES)
     } else {
@@ -108,6 +106,8 @@ fn gated_unit(
             }
         }
     }
+    gate_results.give_back();
+    up_results.give_back();
 }
 
 /// silu(gate) * up in place of the gates.

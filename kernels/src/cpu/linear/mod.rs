@@ -14,6 +14,7 @@ mod strips;
 #[cfg(test)]
 mod tests;
 mod units;
+mod widen;
 
 use std::fmt;
 

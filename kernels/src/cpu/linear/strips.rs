@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::codes::{Ahead, CHUNKS, Codes};
+use super::int8::weight_sum;
 use super::quantized::{QuantizedWeight, Tile};
 use super::scales::Scales;
 use crate::cpu::quantize::{BLOCK_ROWS, GroupBlock, START_VALUE};
@@ -32,6 +33,8 @@ type WideGroup = [[u8; LANE_BYTES]; CHUNKS];
 struct Columns {
     /// Of each half, or of the whole group in the first.
     scales: [[f32; LANES]; 2],
+    /// Of the weights, without the minimum.
+    sum: [f32; LANES],
     min: [f32; LANES],
 }
 
@@ -49,7 +52,7 @@ struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        let columns = Columns { scales: [[0.0; LANES]; 2], min: [0.0; LANES] };
+        let columns = Columns { scales: [[0.0; LANES]; 2], sum: [0.0; LANES], min: [0.0; LANES] };
         Self { codes: [[[[0; LANE_BYTES]; CHUNKS]; STRIP]; TILES], columns: [[columns; STRIP]; TILES] }
     }
 }
@@ -77,7 +80,6 @@ pub(super) fn multiply<S: Simd, C: Codes, G: Scales>(
     // Taken and put back: the work itself must be inlined here, not into a closure.
     let mut scratch = SCRATCH.take().unwrap_or_default();
     let Scratch { codes, columns } = &mut *scratch;
-    out.fill([0.0; LANES]);
     for first in (0..num_groups).step_by(strip_len) {
         let groups = first..num_groups.min(first + strip_len);
         for (t, tile) in tiles.clone().enumerate() {
@@ -94,27 +96,28 @@ pub(super) fn multiply<S: Simd, C: Codes, G: Scales>(
         };
         let row_blocks = blocks.chunks_exact(num_groups).map(|blocks| &blocks[groups.clone()]);
         match tiles.len() {
-            1 => passes::<S, C, G, 1>(s, &strip, row_blocks, out, &mut ahead),
-            2 => passes::<S, C, G, 2>(s, &strip, row_blocks, out, &mut ahead),
-            _ => passes::<S, C, G, 3>(s, &strip, row_blocks, out, &mut ahead),
+            1 => passes::<S, C, G, 1>(s, &strip, row_blocks, first == 0, out, &mut ahead),
+            2 => passes::<S, C, G, 2>(s, &strip, row_blocks, first == 0, out, &mut ahead),
+            _ => passes::<S, C, G, 3>(s, &strip, row_blocks, first == 0, out, &mut ahead),
         }
     }
     SCRATCH.set(Some(scratch));
 }
 
-/// Continue the sums of all rows over a strip.
+/// Continue the sums of all rows over a strip, or begin them with the first.
 #[inline(always)]
 fn passes<'a, S: Simd, C: Codes, G: Scales, const T: usize>(
     s: S,
     strip: &Strip<'_>,
     row_blocks: impl Iterator<Item = &'a [GroupBlock]>,
+    is_first: bool,
     out: &mut [[f32; LANES]],
     ahead: &mut Ahead,
 ) {
     let rows = out.as_chunks_mut::<T>().0;
     for (blocks, rows) in row_blocks.zip(rows.chunks_mut(BLOCK_ROWS)) {
         for (half, rows) in rows.chunks_mut(ROWS).enumerate() {
-            pass::<S, C, G, T>(s, strip, blocks, half * ROWS, rows, ahead);
+            pass::<S, C, G, T>(s, strip, blocks, half * ROWS, is_first, rows, ahead);
         }
     }
 }
@@ -158,19 +161,21 @@ fn unpack<S: Simd, C: Codes, G: Scales>(
         if G::HALVES {
             s.store(G::scale(s, tile.scales, index, 1), &mut columns.scales[1]);
         }
+        s.store(weight_sum::<S, C, G>(s, tile, index), &mut columns.sum);
         if G::HAS_MIN {
             s.store(G::min(s, tile.scales, index), &mut columns.min);
         }
     }
 }
 
-/// Continue the sums of up to four rows of a block, from row `first` on, over a strip.
+/// As `passes` for up to four rows of a block, from row `first` on.
 #[inline(always)]
 fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
     s: S,
     strip: &Strip<'_>,
     blocks: &[GroupBlock],
     first: usize,
+    is_first: bool,
     rows: &mut [[[f32; LANES]; T]],
     ahead: &mut Ahead,
 ) {
@@ -178,9 +183,11 @@ fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
     let len = blocks.len();
     assert!((0..T).all(|t| strip.codes[t].len() == len && strip.columns[t].len() == len));
     let mut accs = [[s.zero(); T]; ROWS];
-    for (accs, row) in accs.iter_mut().zip(&*rows) {
-        for t in 0..T {
-            accs[t] = s.load(&row[t]);
+    if !is_first {
+        for (accs, row) in accs.iter_mut().zip(&*rows) {
+            for t in 0..T {
+                accs[t] = s.load(&row[t]);
+            }
         }
     }
     for (index, block) in blocks.iter().enumerate() {
@@ -205,12 +212,17 @@ fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
             dots::<S, C, T>(s, codes, block, first, 0..CHUNKS, &mut sums);
             add::<S, C, T>(s, columns, 0, block, first, &sums, &mut accs);
         }
+        for t in 0..T {
+            let sum = s.load(&columns[t].sum);
+            for r in 0..ROWS {
+                accs[r][t] = s.fma(sum, s.splat(block.middles[first + r]), accs[r][t]);
+            }
+        }
         if G::HAS_MIN {
             for t in 0..T {
                 let min = s.load(&columns[t].min);
                 for r in 0..ROWS {
-                    let sum = s.splat(block.scaled_sums[first + r]);
-                    accs[r][t] = s.fma(min, sum, accs[r][t]);
+                    accs[r][t] = s.fma(min, s.splat(block.sums[first + r]), accs[r][t]);
                 }
             }
         }

@@ -2,6 +2,7 @@
 
 #![expect(unsafe_code, reason = "units write their own outputs of one slice")]
 
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::strips::TILES;
@@ -14,9 +15,9 @@ use crate::cpu::simd::LANES;
 /// Rows of a unit, at most.
 pub(super) const UNIT_ROWS: usize = 64;
 /// Vectors of 16 results that are computed at a time: 12 KiB.
-const BLOCK: usize = UNIT_ROWS * TILES;
+pub(super) const BLOCK: usize = UNIT_ROWS * TILES;
 /// Units per thread that keep all threads busy to the end.
-const UNITS_PER_THREAD: usize = 4;
+const UNITS_PER_THREAD: usize = 6;
 /// Cycles, roughly, below which a unit is not worth claiming, and above which it is too coarse.
 const UNIT_COST: Range<usize> = 4_000..60_000;
 /// Cycles, roughly, for one group of a tile: to bring it from memory, and for each row.
@@ -63,8 +64,8 @@ impl Cut {
         let total = tile_cost * num_tiles * num_rows.div_ceil(UNIT_ROWS);
         let share = total / (UNITS_PER_THREAD * ctx.pool.num_threads());
         let unit_cost = share.clamp(UNIT_COST.start, UNIT_COST.end);
-        let tiles = (unit_cost / tile_cost.max(1)).clamp(1, num_tiles.max(1));
-        Self { num_tiles, num_rows, tiles_per_unit: tiles.next_multiple_of(step) }
+        let tiles = unit_cost / tile_cost.max(1);
+        Self { num_tiles, num_rows, tiles_per_unit: (tiles / step * step).max(step) }
     }
 
     pub(super) fn num_units(&self) -> usize {
@@ -125,6 +126,31 @@ pub fn project(
     ctx.pool.run(first_unit, work).map_err(LinearError::Pool)
 }
 
+/// Room for `BLOCK` vectors, kept per thread: to zero it would cost as much as a small unit.
+pub(super) struct Results(Box<[[f32; LANES]; BLOCK]>);
+
+thread_local! {
+    static SPARE: RefCell<Vec<Results>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Results {
+    /// Room with anything in it.
+    pub(super) fn take() -> Self {
+        let spare = SPARE.with_borrow_mut(Vec::pop);
+        spare.unwrap_or_else(|| Self(Box::new([[0.0; LANES]; BLOCK])))
+    }
+
+    /// For the next unit.
+    pub(super) fn give_back(self) {
+        SPARE.with_borrow_mut(|spare| spare.push(self));
+    }
+
+    /// The first `len` vectors.
+    pub(super) fn first(&mut self, len: usize) -> &mut [[f32; LANES]] {
+        &mut self.0[..len]
+    }
+}
+
 /// Compute tiles and rows a block at a time; `consume(tile, row, values)` gets the outputs of a
 /// row from `tile` on.
 fn each_block(
@@ -135,20 +161,21 @@ fn each_block(
     rows: Range<usize>,
     mut consume: impl FnMut(usize, usize, &[f32]),
 ) {
-    let mut block = [[0.0; LANES]; BLOCK];
+    let mut results = Results::take();
     let tiles_per_block = match rows.len() {
         few @ ..=BLOCK_ROWS => BLOCK / few.max(1),
         _ => TILES,
     };
     for tile in tiles.clone().step_by(tiles_per_block) {
         let tiles = tile..tiles.end.min(tile + tiles_per_block);
-        let block = &mut block[..rows.len() * tiles.len()];
+        let block = results.first(rows.len() * tiles.len());
         multiply(isa, weight, input, tiles.clone(), rows.clone(), block);
         let num_outputs = weight.num_outputs.min(tiles.end * LANES) - tile * LANES;
         for (row, values) in rows.clone().zip(block.chunks_exact(tiles.len())) {
             consume(tile, row, &values.as_flattened()[..num_outputs]);
         }
     }
+    results.give_back();
 }
 
 /// Multiply tiles with rows that begin at a row block; write `out` `[num_rows, num_tiles, 16]`.

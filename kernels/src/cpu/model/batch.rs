@@ -19,6 +19,8 @@ pub struct Batch<'a> {
     pub table_width: usize,
     /// `[S]`: rows whose last query token gets logits.
     pub sample_rows: &'a [i32],
+    /// `[Q]`: tokens, by their place among the T, which get logits besides.
+    pub scored_tokens: &'a [i32],
 }
 
 /// What the entries of a batch may not exceed.
@@ -53,6 +55,8 @@ pub struct CheckedTokens {
     pub slots: Vec<Slot>,
     /// `[S]`: the packed token whose logits a sampling row needs.
     pub last_tokens: Vec<usize>,
+    /// `[Q]`: packed tokens that get logits besides.
+    pub scored_tokens: Vec<usize>,
     /// Blocks written in this step.
     written: Vec<usize>,
 }
@@ -110,6 +114,13 @@ impl CheckedTokens {
             })?;
             self.last_tokens.push(batch.query_start[row as usize + 1] as usize - 1);
         }
+        self.scored_tokens.clear();
+        for &token in batch.scored_tokens {
+            ensure(is_below(token, batch.token_ids.len()), || {
+                format!("scored token {token} is not among the {} tokens", batch.token_ids.len())
+            })?;
+            self.scored_tokens.push(token as usize);
+        }
         Ok(())
     }
 
@@ -151,6 +162,7 @@ mod tests {
         block_tables: &[3, 4, 0, -1],
         table_width: 2,
         sample_rows: &[0],
+        scored_tokens: &[2, 0],
     };
 
     fn message(batch: Batch<'_>) -> String {
@@ -165,6 +177,7 @@ mod tests {
         let slots: Vec<_> = tokens.slots.iter().map(|slot| (slot.block, slot.offset)).collect();
         assert_eq!(slots, [(3, 15), (4, 0), (0, 0)]);
         assert_eq!(tokens.last_tokens, [1]);
+        assert_eq!(tokens.scored_tokens, [2, 0]);
     }
 
     #[test]
@@ -182,6 +195,8 @@ mod tests {
             (Batch { block_tables: &[3, 4, -1, -1], ..GOOD }, "row 1 does not cover its 1 tokens"),
             (Batch { block_tables: &[3, 4, 4, -1], ..GOOD }, "two rows write to the same block"),
             (Batch { sample_rows: &[2], ..GOOD }, "sampling row 2 is not among the 2 rows"),
+            (Batch { scored_tokens: &[3], ..GOOD }, "scored token 3 is not among the 3 tokens"),
+            (Batch { scored_tokens: &[-1], ..GOOD }, "scored token -1 is not among the 3 tokens"),
         ];
         for (batch, expected) in cases {
             let message = message(batch);

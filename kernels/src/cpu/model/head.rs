@@ -1,49 +1,22 @@
-//! The output head: logits of the rows that sample, and what is wanted of them.
+//! The output head: logits of the rows that sample or are scored, and what is wanted of them.
 #![expect(unsafe_code, reason = "units write disjoint rows of one buffer")]
 
+use std::ops::{Not, Range};
 use std::time::Instant;
 
 use super::forward::HEAD;
 use super::rows::{Norm, NormRow};
+use super::score::{Choice, ScoreRow, Scores, Wanted};
 use super::{Context, Model, ModelError, matrix, vector};
-use crate::cpu::isa::Kernel;
 use crate::cpu::linear::{Input, Output, Projection, project};
-use crate::cpu::math;
 use crate::cpu::pool::PoolError;
 use crate::cpu::quantize::QuantizedRows;
 use crate::cpu::shared::SharedSlice;
-use crate::cpu::simd::{LANES, Simd};
 
 /// Rows whose logits exist at once, so that many rows of a large vocabulary take little memory.
 const TILE_ROWS: usize = 64;
 
-/// What a sampling row needs of its logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wanted {
-    /// The most likely id.
-    Best,
-    /// That, the logsumexp, and the n most likely ids.
-    Top(usize),
-    /// That, and all logits.
-    All,
-}
-
-/// What became of a sampling row's logits.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Scores {
-    /// Whether all numbers were finite; if not, nothing else here means anything.
-    pub is_finite: bool,
-    /// The most likely id, the lowest on ties.
-    pub best_id: i32,
-    /// Its logit.
-    pub best_logit: f32,
-    /// ln of the sum of exp(logit) over the vocabulary, if wanted.
-    pub logsumexp: f32,
-    /// The most likely ids with their logits, as many as wanted: most likely first, ties to the lower id.
-    pub top: Vec<(i32, f32)>,
-}
-
-/// The head's input of the rows that sample.
+/// The head's input of the rows that sample, then of the tokens that are scored.
 #[derive(Debug, Default)]
 pub(super) struct Head {
     /// `[num_rows, width]`.
@@ -63,12 +36,12 @@ impl Head {
 }
 
 impl Model {
-    /// Keep the rows of `x` that sample, after the norm if there is one.
+    /// Keep the rows of `x` that get logits, after the norm if there is one.
     pub(super) fn keep_head_rows(&mut self, x: usize, norm: Option<(usize, f32)>, weight: usize) {
         let width = matrix(&self.weights, weight).num_inputs();
         let x = self.buffers[x].float();
         self.head.matrix = Some(weight);
-        for &token in &self.tokens.last_tokens {
+        for &token in self.tokens.last_tokens.iter().chain(&self.tokens.scored_tokens) {
             let row = &x[token * width..(token + 1) * width];
             let start = self.head.rows.len();
             self.head.rows.extend_from_slice(row);
@@ -83,15 +56,48 @@ impl Model {
     }
 
     /// Run the head for the rows that sampled in the last `forward`, `wanted` for each. The logits
-    /// of the rows that want all are appended to `all_logits`, `[vocab_size]` each.
+    /// of the rows whose ids the host chooses are appended to `all_logits`, `[vocab_size]` each.
     pub fn sample(
         &mut self,
         wanted: &[Wanted],
         all_logits: &mut Vec<f32>,
     ) -> Result<Vec<Scores>, ModelError> {
+        let sampling = 0..self.tokens.last_tokens.len();
+        self.time_head(sampling, wanted, all_logits)
+    }
+
+    /// Run the head for the scored tokens of the last `forward`: how likely each of `target_ids`
+    /// is there, its rank, and the `num_top` likeliest.
+    pub fn score_targets(
+        &mut self,
+        target_ids: &[i32],
+        num_top: &[usize],
+    ) -> Result<Vec<Scores>, ModelError> {
+        let outside = target_ids
+            .iter()
+            .find(|&&id| usize::try_from(id).is_ok_and(|id| id < self.settings.vocab_size).not());
+        if let Some(id) = outside {
+            return Err(ModelError::Settings(format!("target id {id} is outside the vocabulary")));
+        }
+        let wanted: Vec<Wanted> = target_ids
+            .iter()
+            .zip(num_top)
+            .map(|(&id, &count)| Wanted { choice: Choice::Given(id), num_top: Some(count) })
+            .collect();
+        let first = self.tokens.last_tokens.len();
+        let scored = first..first + self.tokens.scored_tokens.len();
+        self.time_head(scored, &wanted, &mut Vec::new())
+    }
+
+    fn time_head(
+        &mut self,
+        rows: Range<usize>,
+        wanted: &[Wanted],
+        all_logits: &mut Vec<f32>,
+    ) -> Result<Vec<Scores>, ModelError> {
         let start = Instant::now();
         let mut head = std::mem::take(&mut self.head);
-        let result = self.run_head(&mut head, wanted, all_logits);
+        let result = self.run_head(&mut head, rows, wanted, all_logits);
         self.head = head;
         self.times[HEAD] += start.elapsed().as_nanos() as u64;
         result
@@ -100,14 +106,16 @@ impl Model {
     fn run_head(
         &self,
         head: &mut Head,
+        range: Range<usize>,
         wanted: &[Wanted],
         all_logits: &mut Vec<f32>,
     ) -> Result<Vec<Scores>, ModelError> {
-        if wanted.len() != head.finite.len() {
+        // A step that failed has kept fewer rows than it was to.
+        if wanted.len() != range.len() || head.finite.len() < range.end {
             return Err(ModelError::Settings(format!(
                 "{} rows to sample and {} in the last step",
                 wanted.len(),
-                head.finite.len()
+                range.len().min(head.finite.len())
             )));
         }
         let Some(weight) = head.matrix.filter(|_| !wanted.is_empty()) else {
@@ -118,7 +126,7 @@ impl Model {
         let mut scores = vec![Scores::default(); wanted.len()];
         for first in (0..wanted.len()).step_by(TILE_ROWS) {
             let tile = first..wanted.len().min(first + TILE_ROWS);
-            let rows = &head.rows[tile.start * width..tile.end * width];
+            let rows = &head.rows[(range.start + tile.start) * width..(range.start + tile.end) * width];
             if head.logits.len() < tile.len() * vocab_size {
                 head.logits.resize(tile.len() * vocab_size, 0.0);
             }
@@ -136,8 +144,8 @@ impl Model {
             let logits = &head.logits[..tile.len() * vocab_size];
             self.score(logits, &wanted[tile.clone()], &mut scores[tile.clone()])?;
             for (row, row_logits) in tile.zip(logits.chunks_exact(vocab_size)) {
-                scores[row].is_finite &= head.finite[row];
-                if wanted[row] == Wanted::All {
+                scores[row].is_finite &= head.finite[range.start + row];
+                if wanted[row].choice == Choice::Host {
                     all_logits.extend_from_slice(row_logits);
                 }
             }
@@ -156,111 +164,5 @@ impl Model {
             let score = unsafe { shared.part(row..row + 1) };
             score[0] = scored;
         })
-    }
-}
-
-struct ScoreRow<'a> {
-    logits: &'a [f32],
-    wanted: Wanted,
-}
-
-impl Kernel for ScoreRow<'_> {
-    type Output = Scores;
-
-    #[inline(always)]
-    fn run<S: Simd>(self, s: S) -> Scores {
-        let (chunks, rest) = self.logits.as_chunks::<LANES>();
-        let mut max = s.splat(f32::NEG_INFINITY);
-        // Zero times a number is zero only if the number is finite.
-        let mut finite = s.zero();
-        for chunk in chunks {
-            let chunk = s.load(chunk);
-            max = s.max(max, chunk);
-            finite = s.fma(chunk, s.zero(), finite);
-        }
-        let mut best_logit = s.reduce_max(max);
-        for &logit in rest {
-            best_logit = if logit > best_logit { logit } else { best_logit };
-        }
-        let is_finite = s.reduce_add(finite) == 0.0 && rest.iter().all(|logit| logit.is_finite());
-        if !is_finite {
-            return Scores::default();
-        }
-        let logsumexp = if let Wanted::Top(_) = self.wanted {
-            let shift = s.splat(best_logit);
-            let mut sum = s.zero();
-            for chunk in chunks {
-                sum = s.add(sum, math::exp(s, s.sub(s.load(chunk), shift)));
-            }
-            let mut tail = [f32::NEG_INFINITY; LANES];
-            tail[..rest.len()].copy_from_slice(rest);
-            sum = s.add(sum, math::exp(s, s.sub(s.load(&tail), shift)));
-            best_logit + s.reduce_add(sum).ln()
-        } else {
-            0.0
-        };
-        let top = if let Wanted::Top(count) = self.wanted { top(self.logits, count) } else { Vec::new() };
-        let best_id = (0..).zip(self.logits).find(|&(_, &logit)| logit >= best_logit).map_or(0, |(id, _)| id);
-        Scores { is_finite, best_id, best_logit, logsumexp, top }
-    }
-}
-
-/// The `count` largest with their places, the largest first, ties to the lower place.
-fn top(logits: &[f32], count: usize) -> Vec<(i32, f32)> {
-    let mut top: Vec<(i32, f32)> = Vec::with_capacity(count + 1);
-    for (id, &logit) in (0..).zip(logits) {
-        if top.len() == count && top.last().is_none_or(|last| logit <= last.1) {
-            continue;
-        }
-        let place = top.partition_point(|other| other.1 >= logit);
-        top.insert(place, (id, logit));
-        top.truncate(count);
-    }
-    top
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::cast_possible_wrap, reason = "small numbers")]
-    use super::*;
-    use crate::cpu::isa::Isa;
-
-    fn score(isa: Isa, logits: &[f32], wanted: Wanted) -> Scores {
-        isa.dispatch(ScoreRow { logits, wanted })
-    }
-
-    #[test]
-    fn scores_follow_the_definition_on_every_instruction_set() {
-        for len in [1, 16, 50, 1000] {
-            let logits: Vec<f32> = (0..len).map(|i| ((i * 7919) % 101) as f32 * 0.25 - 9.0).collect();
-            let mut order: Vec<usize> = (0..len).collect();
-            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
-            let sum: f64 = logits.iter().map(|&logit| f64::from(logit).exp()).sum();
-            let portable = score(Isa::Portable, &logits, Wanted::Top(5));
-            for isa in Isa::available() {
-                let scores = score(isa, &logits, Wanted::Top(5));
-                assert_eq!(scores, portable);
-                assert!(scores.is_finite);
-                assert_eq!(scores.best_id, order[0] as i32);
-                assert_eq!(scores.best_logit.to_bits(), logits[order[0]].to_bits());
-                assert!((f64::from(scores.logsumexp) - sum.ln()).abs() < 1e-5);
-                let expected: Vec<_> = order.iter().take(5).map(|&id| (id as i32, logits[id])).collect();
-                assert_eq!(scores.top, expected);
-                assert!(score(isa, &logits, Wanted::Top(0)).top.is_empty());
-            }
-        }
-    }
-
-    #[test]
-    fn one_number_that_is_not_finite_is_seen_anywhere() {
-        for isa in Isa::available() {
-            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-                for place in [0, 15, 16, 36] {
-                    let mut logits = [1.0; 37];
-                    logits[place] = bad;
-                    assert!(!score(isa, &logits, Wanted::Best).is_finite, "{isa} {bad} {place}");
-                }
-            }
-        }
     }
 }

@@ -3,10 +3,12 @@
 
 mod batch;
 mod buffer;
+mod draw;
 mod forward;
 mod head;
 mod program;
 mod rows;
+mod score;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,10 +23,11 @@ use crate::dequantize::{DequantizeError, Format, dequantize};
 
 pub use batch::{Batch, BatchError, BatchLimits, CheckedTokens};
 use buffer::Buffer;
+pub use draw::Draw;
 pub use forward::{PHASES, PhaseTimes};
 use head::Head;
-pub use head::{Scores, Wanted};
 pub use program::{Op, OpSpec, Program, ProgramError, ProgramLimits, RegisterType, WeightShape};
+pub use score::{Choice, Scores, Wanted};
 
 /// Shape of a model and how to run it.
 #[derive(Debug, Clone, Copy)]
