@@ -16,7 +16,7 @@ PORT ?= 8000
 MODEL ?= smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test setup setup-test setup-lint build check-tools lint fmt proto goldens bench bench-cpu size wheels clean
+.PHONY: help serve test setup setup-test setup-lint build check-tools lint fmt proto goldens bench bench-cpu bench-frontend size wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -86,6 +86,9 @@ bench: setup-test ## Output tok/s, TTFT and TPOT at 1, 4 and 16 users, beside th
 
 bench-cpu: setup-test ## Native CPU runner: prefill and decode beside the machine's own limits
 	@$(PY) -m tests.bench.cpu --model $(MODEL)
+
+bench-frontend: check-tools ## The frontend before a mock engine: CPU, memory, added latency at 1 to 4,096 streams
+	@cargo bench --quiet -p rung-frontend --bench frontend
 
 size: ## The longest source files
 	@git ls-files '*.py' '*.rs' ':!*/gen/*' | xargs wc -l | sort -rn | head -20

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod abuse;
 mod child;
 mod client;
 mod mock_engine;
