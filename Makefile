@@ -16,7 +16,7 @@ PORT ?= 8000
 MODEL ?= smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test setup setup-test setup-lint build check-tools lint fmt proto goldens bench bench-cpu bench-frontend size wheels clean
+.PHONY: help serve test setup setup-torch setup-test setup-lint build check-tools lint fmt proto goldens bench bench-cpu bench-frontend bench-sampling bench-sched size wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -27,7 +27,9 @@ serve: setup ## Build what is missing, fetch the model once, serve it: make serv
 test: setup-test ## Run every test that this machine can run, fast tiers first
 	@$(PY) -m tests.run
 
-setup: $(VENV)/.setup-serve build ## Prepare .venv: the engine, the frontend, the kernels
+setup: $(VENV)/.setup-serve build ## Prepare .venv for CPU serving: the engine, the frontend, the kernels
+
+setup-torch: $(VENV)/.setup-torch build ## Add torch, for the float32 reference runner
 
 setup-test: $(VENV)/.setup-test build
 
@@ -47,16 +49,21 @@ $(VENV)/.base: constraints.txt | check-tools
 	@touch $@
 
 $(VENV)/.setup-serve: pyproject.toml constraints.txt $(VENV)/.base
-	@echo '== Installing Python packages (torch is the big one: some minutes, 5 GB)'
+	@echo '== Installing Python packages (200 MB; make setup-torch adds what the reference runner needs)'
+	@$(PIP) install --quiet --no-build-isolation -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.setup-torch: $(VENV)/.setup-serve
+	@echo '== Installing torch (some minutes, 5 GB)'
 	@$(PIP) install --quiet --no-build-isolation -c constraints.txt -e '.[torch]'
 	@touch $@
 
-$(VENV)/.setup-test: $(VENV)/.setup-serve
+$(VENV)/.setup-test: $(VENV)/.setup-torch
 	@echo '== Installing test packages'
 	@$(PIP) install --quiet --no-build-isolation -c constraints.txt -e '.[torch,test]'
 	@touch $@
 
-$(VENV)/.setup-lint: $(VENV)/.setup-serve
+$(VENV)/.setup-lint: $(VENV)/.setup-torch
 	@echo '== Installing lint packages'
 	@$(PIP) install --quiet --no-build-isolation -c constraints.txt -e '.[torch,test,lint]'
 	@touch $@
@@ -89,6 +96,12 @@ bench-cpu: setup-test ## Native CPU runner: prefill and decode beside the machin
 
 bench-frontend: check-tools ## The frontend before a mock engine: CPU, memory, added latency at 1 to 4,096 streams
 	@cargo bench --quiet -p rung-frontend --bench frontend
+
+bench-sampling: setup-test ## Host cost of choosing a token by parameter, and of a grammar's masks
+	@$(PY) -m tests.bench.sampling
+
+bench-sched: setup-test ## The scheduler against the usual policies, simulated on traces (2 minutes)
+	@$(PY) -m tests.bench.sched
 
 size: ## The longest source files
 	@git ls-files '*.py' '*.rs' ':!*/gen/*' | xargs wc -l | sort -rn | head -20

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rung.errors import RequestError
 from rung.request import Request, SamplingParams, StoppingParams
 from rung.runner.fake import FakeRunner, expected_tokens
 from rung.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.policies import PolicyConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from rung.scheduler.batch import StepEvents, StepPlan
 
 VOCAB_SIZE = 61
+# Lets in whatever begins to fit, so that rows that grow have to displace others.
+CARELESS = PolicyConfig(admission="first-chunk", victims="youngest", lanes="one", chunks="fixed")
 MAX_STEPS = 10_000
 
 
@@ -27,6 +31,10 @@ def make_request(
     max_tokens: int = 4,
     min_tokens: int = 0,
     stop: Iterable[int] = (),
+    priority: int = 0,
+    deadline_s: float | None = None,
+    salt: bytes = b"",
+    group: int = -1,
     **sampling: float | int | None,
 ) -> Request:
     """A greedy request; a number as `prompt` makes that many ids, different for each request id."""
@@ -37,10 +45,14 @@ def make_request(
         np.array(list(prompt), dtype=np.int32),
         SamplingParams(**{"temperature": 0.0, **sampling}),
         StoppingParams(max_tokens, min_tokens, frozenset(stop)),
+        priority=priority,
+        deadline_s=deadline_s,
+        cache_salt=salt,
+        group_id=group,
     )
 
 
-def make_scheduler(**changes: int) -> Scheduler:
+def make_scheduler(**changes: Any) -> Scheduler:
     """A scheduler of 32 blocks of 4 tokens, with the named limits changed."""
     limits = {
         "num_blocks": 32,
@@ -55,7 +67,8 @@ def make_scheduler(**changes: int) -> Scheduler:
 
 def make_runner(scheduler: Scheduler) -> FakeRunner:
     """A fake runner with the scheduler's blocks."""
-    return FakeRunner(scheduler.config.num_blocks, scheduler.config.block_size, VOCAB_SIZE)
+    config = scheduler.config
+    return FakeRunner(config.num_blocks, config.block_size, VOCAB_SIZE, depth=config.depth)
 
 
 def alone(request: Request) -> list[int]:
@@ -127,5 +140,7 @@ def assert_same(one: object, other: object) -> None:
         assert len(one) == len(other)
         for left, right in zip(one, other, strict=True):
             assert_same(left, right)
+    elif isinstance(one, RequestError):
+        assert (one.code, one.message) == (other.code, other.message)
     else:
         assert one == other

@@ -29,6 +29,7 @@ DEFAULT_MODEL = "smollm2"
 RUNNERS = ("native", "reference", "fake")
 KV_CACHE_DTYPES = ("bf16", "f32", "int8")
 ACTIVATIONS = ("int8", "float")
+PREFIX_CACHE = ("on", "off")
 LOG_FORMATS = ("human", "json")
 # sockaddr_un holds 108 bytes on Linux and 104 on macOS, with a final zero.
 MAX_SOCKET_PATH_BYTES = 100
@@ -87,6 +88,10 @@ class ModelOptions:
     kv_cache_dtype:         how the native runner keeps keys and values; int8 has a scale per token and head.
     activations:            what the native runner multiplies quantized weights with: "int8" or "float".
     threads:                threads that compute; None: every core this process may use.
+    prefix_cache:           "on": keys and values of prompts and answers are kept while there is room, and
+                            found again by requests that begin alike; "off": they are not.
+    itl_target_ms:          time between two tokens of a stream that the prompts of others may cause.
+    kv_over_commit:         running requests may be forecast to need the KV memory this many times over.
     fake_step_ms:           time that each step of the fake runner takes.
     """
 
@@ -95,10 +100,13 @@ class ModelOptions:
     max_num_batched_tokens: int = 512
     max_waiting: int = 1024
     kv_cache_bytes: int | None = None
-    runner: str = "reference"
+    runner: str = "native"
     kv_cache_dtype: str = KV_CACHE_DTYPES[0]
     activations: str = ACTIVATIONS[0]
     threads: int | None = None
+    prefix_cache: str = PREFIX_CACHE[0]
+    itl_target_ms: int = 100
+    kv_over_commit: float = 1.1
     fake_step_ms: int = 0
 
     def __post_init__(self) -> None:
@@ -246,6 +254,9 @@ def model_options(settings: Settings) -> ModelOptions:
         kv_cache_dtype=settings.get("kv_cache_dtype", _choice(KV_CACHE_DTYPES)) or default.kv_cache_dtype,
         activations=settings.get("activations", _choice(ACTIVATIONS)) or default.activations,
         threads=threads or None,
+        prefix_cache=settings.get("prefix_cache", _choice(PREFIX_CACHE)) or default.prefix_cache,
+        itl_target_ms=settings.get("itl_target_ms", integer(1, 600_000)) or default.itl_target_ms,
+        kv_over_commit=settings.get("kv_over_commit", _factor) or default.kv_over_commit,
         fake_step_ms=settings.get("fake_step_ms", integer(0, 60_000)) or 0,
     )
 
@@ -261,6 +272,9 @@ def engine_arguments(options: ModelOptions) -> list[str]:
         f"--kv-cache-dtype={options.kv_cache_dtype}",
         f"--activations={options.activations}",
         f"--threads={'auto' if options.threads is None else options.threads}",
+        f"--prefix-cache={options.prefix_cache}",
+        f"--itl-target-ms={options.itl_target_ms}",
+        f"--kv-over-commit={options.kv_over_commit!r}",
     ]
     if options.fake_step_ms:
         arguments.append(f"--fake-step-ms={options.fake_step_ms}")
@@ -341,6 +355,16 @@ def _seconds(text: str, origin: str) -> float:
         value = math.nan
     if not 0 <= value <= 86_400:
         raise ConfigError(f"{origin} must be a number of seconds from 0 to 86400, but it is {text!r}.")
+    return value
+
+
+def _factor(text: str, origin: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 1 <= value <= 16:
+        raise ConfigError(f"{origin} must be a factor from 1 to 16, but it is {text!r}.")
     return value
 
 

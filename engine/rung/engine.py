@@ -9,25 +9,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rung.errors import ErrorCode, RequestError
+from rung.scheduler.batch import StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rung.request import Request
-    from rung.runner.protocol import Runner
+    from rung.runner.protocol import PendingOutput, Runner
     from rung.scheduler import Scheduler
-    from rung.scheduler.batch import SchedulerStats, StepEvents, StepOutput, StepPlan
+    from rung.scheduler.batch import SchedulerStats, StepEvents, StepPlan
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 # A second failing step in a row means that the device, not a request, is broken.
 MAX_CONSECUTIVE_FAILURES = 2
-# Weight of the newest step in the estimate of the time per token.
-ESTIMATE_WEIGHT = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class StepTiming:
     step_host_ns:      scheduling and commit.
     step_device_ns:    forward and sample.
     predicted_step_ms: what the step was expected to take; 0 when the engine could not tell.
+    grammar_ns:        masks of the step, computed beside the forward pass.
     """
 
     loop_seq: int
@@ -45,6 +48,7 @@ class StepTiming:
     predicted_step_ms: int
     rows: int
     tokens: int
+    grammar_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,17 @@ class _Abort:
 class _RunningStep:
     started_ns: int
     predicted_ms: int
+
+
+@dataclass(slots=True)
+class _LaunchedStep:
+    """A step that has not landed. `result`: its output to be waited for, or why there is none."""
+
+    plan: StepPlan
+    predicted_ms: int
+    launched_ns: int
+    host_ns: int
+    result: PendingOutput | RequestError | None = None
 
 
 class Engine:
@@ -121,7 +136,7 @@ class Engine:
         self._stats = scheduler.stats()
         self._last_commit_ns = 0
         self._num_failures = 0
-        self._ms_per_token = 0.0
+        self._launched: deque[_LaunchedStep] = deque()
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hand in the samples of one request: all are accepted or all are rejected."""
@@ -202,38 +217,64 @@ class Engine:
             self._on_rejected([request.request_id for request in submission.requests], error)
 
     def _turn(self) -> None:
-        scheduler = self._scheduler
+        """Plan and launch a step, and land what has to land for it.
+
+        What a step's sampling needs of the step before is there in time: with depth 2 a step is
+        launched before the one before it has landed, and its sampling after.
+        """
+        scheduler, depth = self._scheduler, self._runner.info.depth
         start_ns = time.monotonic_ns()
         plan = scheduler.schedule()
         self._loop_seq += 1
         if plan is None:
-            self._publish(scheduler.take_events(), StepTiming(self._loop_seq, 0, 0, 0, 0, 0))
+            if self._launched:
+                self._land()
+            else:
+                self._publish(scheduler.take_events(), StepTiming(self._loop_seq, 0, 0, 0, 0, 0))
             return
-        predicted_ms = round(self._ms_per_token * plan.num_tokens)
+        predicted_ms = round(scheduler.predicted_s(plan) * 1e3)
         launch_ns = time.monotonic_ns()
-        self._step = _RunningStep(launch_ns, predicted_ms)
-        output = self._run_step(plan)
+        step = _LaunchedStep(plan, predicted_ms, launch_ns, launch_ns - start_ns)
+        if not self._launched:
+            self._step = _RunningStep(launch_ns, predicted_ms)
+        step.result = self._try(plan, lambda: self._runner.forward(plan))
+        while len(self._launched) > max(depth - 2, 0):
+            self._land()
+            step.plan = scheduler.refresh(plan)
+        if step.result is None:
+            step.result = self._try(plan, lambda: self._runner.sample(step.plan))
+        self._launched.append(step)
+        while len(self._launched) >= depth:
+            self._land()
+
+    def _land(self) -> None:
+        """Wait for the oldest step, and tell the scheduler and the world what came of it."""
+        step = self._launched.popleft()
+        result = step.result
+        if result is not None and not isinstance(result, RequestError):
+            pending = result
+            result = self._try(step.plan, lambda: _checked(step.plan, pending.wait()))
         done_ns = time.monotonic_ns()
         elapsed_s = (done_ns - self._last_commit_ns) / 1e9
+        device_ns = done_ns - max(step.launched_ns, self._last_commit_ns)
         self._last_commit_ns = done_ns
-        if isinstance(output, RequestError):
-            events = scheduler.fail(plan, output, elapsed_s)
+        grammar_ns = 0
+        if isinstance(result, StepOutput):
+            self._num_failures = 0
+            grammar_ns = result.grammar_ns
+            events = self._scheduler.commit(step.plan, result, elapsed_s)
         else:
-            events = scheduler.commit(plan, output, elapsed_s)
-            self._learn((done_ns - launch_ns) / 1e6 / plan.num_tokens)
-        host_ns = launch_ns - start_ns + time.monotonic_ns() - done_ns
-        device_ns = done_ns - launch_ns
-        self._publish(
-            events,
-            StepTiming(self._loop_seq, host_ns, device_ns, predicted_ms, plan.num_rows, plan.num_tokens),
-        )
+            assert isinstance(result, RequestError), "a step that did not fail has an output"
+            events = self._scheduler.fail(step.plan, result, elapsed_s)
+        host_ns = step.host_ns + time.monotonic_ns() - done_ns
+        rows, tokens = step.plan.num_rows, step.plan.num_tokens
+        timing = StepTiming(self._loop_seq, host_ns, device_ns, step.predicted_ms, rows, tokens, grammar_ns)
+        self._publish(events, timing)
 
-    def _run_step(self, plan: StepPlan) -> StepOutput | RequestError:
-        """Run the plan. The first failure in a row costs its rows their life, the second raises."""
+    def _try(self, plan: StepPlan, action: Callable[[], T]) -> T | RequestError:
+        """Do something for a step. The first failure in a row ends its rows, the second raises."""
         try:
-            self._runner.forward(plan)
-            output = self._runner.sample(plan)
-            _check_output(plan, output)
+            return action()
         except Exception:
             self._num_failures += 1
             if self._num_failures >= MAX_CONSECUTIVE_FAILURES:
@@ -242,17 +283,12 @@ class Engine:
             return RequestError(
                 ErrorCode.INTERNAL, "The engine failed in the step that computed this request; try again."
             )
-        self._num_failures = 0
-        return output
-
-    def _learn(self, ms_per_token: float) -> None:
-        if self._ms_per_token == 0.0:
-            self._ms_per_token = ms_per_token
-        self._ms_per_token += ESTIMATE_WEIGHT * (ms_per_token - self._ms_per_token)
 
     def _publish(self, events: StepEvents, timing: StepTiming) -> None:
         self._stats = self._scheduler.stats()
         self._step = None
+        if self._launched:
+            self._step = _RunningStep(time.monotonic_ns(), self._launched[0].predicted_ms)
         self._on_events(events, timing)
 
     def _close(self, error: RequestError) -> None:
@@ -260,6 +296,7 @@ class Engine:
         with self._wake:
             self._refusal = error
             inbox, self._inbox = self._inbox, []
+        self._launched.clear()
         events = self._scheduler.fail_all(error)
         self._publish(events, StepTiming(self._loop_seq, 0, 0, 0, 0, 0))
         for message in inbox:
@@ -267,11 +304,12 @@ class Engine:
                 self._on_rejected([request.request_id for request in message.requests], error)
 
 
-def _check_output(plan: StepPlan, output: StepOutput) -> None:
+def _checked(plan: StepPlan, output: StepOutput) -> StepOutput:
     if len(output.token_ids) != len(plan.sample_rows):
         raise RuntimeError(
             f"the runner chose {len(output.token_ids)} tokens for {len(plan.sample_rows)} rows"
         )
+    return output
 
 
 def _summary(plan: StepPlan) -> str:

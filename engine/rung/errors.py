@@ -30,11 +30,12 @@ class ErrorCode(Enum):
     DRAINING = "draining"
     NON_FINITE = "non_finite"
     INTERNAL = "internal"
+    DEADLINE = "deadline"
 
     @property
     def retryable(self) -> bool:
         """Whether the same request may succeed later or elsewhere."""
-        return self in (ErrorCode.OVERLOADED, ErrorCode.DRAINING, ErrorCode.INTERNAL)
+        return self in (ErrorCode.OVERLOADED, ErrorCode.DRAINING, ErrorCode.INTERNAL, ErrorCode.DEADLINE)
 
 
 class RequestError(RungError):

@@ -37,6 +37,7 @@ class SamplingParams:
     rules:       on single ids; None: none that would change anything.
     prompt_top_logprobs: None: no logprobs of the prompt; n >= 0: of its ids from the second on, and n
                  alternatives for each.
+    grammar:     of llguidance, in its JSON form, that the answer follows; None: free text.
     """
 
     temperature: float = 1.0
@@ -49,6 +50,7 @@ class SamplingParams:
     typical_p: float = 1.0
     rules: TokenRules | None = None
     prompt_top_logprobs: int | None = None
+    grammar: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,16 @@ class Request:
     queued_at_s:    when it was added, on the scheduler's own clock.
     scheduled_at_s: when it was first admitted; None before.
     started:        whether its `Started` event exists.
+
+    priority:       higher starts first and is preempted last.
+    deadline_s:     how long it may wait for its first step; None: as long as it takes.
+    cache_salt:     KV is shared only between requests of one salt.
+    group_id:       samples of one prompt share this number, and the prompt's KV; -1: no siblings.
+    arrival:        counts requests in the order of `add`.
+    block_names:    names of its first blocks in the prefix cache, as many as were needed so far.
+    num_found:      how many of them its last look-up found.
+    num_cached:     prompt tokens whose KV it took over when it was first admitted.
+    num_lost:       tokens whose KV it had when it was preempted.
     num_scored:     prompt ids whose logprobs have been delivered; they stay so when it is preempted.
     """
 
@@ -80,11 +92,20 @@ class Request:
     prompt_ids: npt.NDArray[np.int32]
     sampling: SamplingParams
     stopping: StoppingParams
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: bytes = b""
+    group_id: int = -1
     token_ids: npt.NDArray[np.int32] = field(init=False)
     row: int = field(default=-1, init=False)
     queued_at_s: float = field(default=0.0, init=False)
     scheduled_at_s: float | None = field(default=None, init=False)
     started: bool = field(default=False, init=False)
+    arrival: int = field(default=-1, init=False)
+    block_names: list[bytes] = field(default_factory=list, init=False)
+    num_found: int = field(default=0, init=False)
+    num_cached: int = field(default=0, init=False)
+    num_lost: int = field(default=0, init=False)
     num_scored: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +115,11 @@ class Request:
     def num_prompt_tokens(self) -> int:
         """Tokens of the prompt."""
         return len(self.prompt_ids)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Whether KV that others computed will do for its prompt: not while logprobs of it are due."""
+        return self.sampling.prompt_top_logprobs is None or self.num_scored >= self.num_prompt_tokens - 1
 
     @property
     def max_total_tokens(self) -> int:

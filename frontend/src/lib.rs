@@ -10,6 +10,7 @@ pub mod chat;
 pub mod config;
 pub mod engine;
 pub mod error;
+pub mod grammar;
 pub mod keys;
 pub mod lifecycle;
 pub mod listener;

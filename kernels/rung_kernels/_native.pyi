@@ -108,6 +108,9 @@ class Model:
     def poison(self, blocks: npt.NDArray[np.int32]) -> None:
         """Fill blocks [F] with numbers that make NaN of all that they touch."""
 
+    def copy_blocks(self, sources: npt.NDArray[np.int32], targets: npt.NDArray[np.int32]) -> None:
+        """Copy blocks sources [C] over targets [C] in every layer, pair after pair."""
+
     def forward(
         self,
         token_ids: npt.NDArray[np.int32],

@@ -55,7 +55,7 @@ def main() -> None:
     print_limits(limits)
     model = open_model(resolve(arguments.model, cache_dir()))
     # A step reads every weight once, tied heads too: as stored, or as float32 on the reference runner.
-    is_native = "native" in arguments.serve_options
+    is_native = "reference" not in arguments.serve_options
     weight_bytes = model.weights.total_bytes if is_native else 4 * model.metadata.num_parameters
     roof = limits.read_gb_s * 1e9 / weight_bytes
     print(

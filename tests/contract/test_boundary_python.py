@@ -4,6 +4,7 @@ it goes out. A field that is added to the .proto files fails here until it does.
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ from rung.engine import Heartbeat, StepTiming
 from rung.errors import ErrorCode, RequestError
 from rung.models.config import DefaultSampling
 from rung.request import Finished, FinishReason, Started
-from rung.scheduler.batch import LogprobRow, SchedulerStats, StepEvents
+from rung.scheduler.batch import LogprobRow, PromptLogprobs, SchedulerStats, StepEvents
 from rung.server import convert
 from rung.server.gen import engine_pb2, generation_pb2, model_pb2, step_pb2
 from rung.server.outbox import Publisher, Rejection, request_id
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from rung.request import Request
 
-FACTS = make_facts()
+FACTS = replace(make_facts(), supports_grammar=True)
 
 # One other value per field of a Submit, and what of the request must show it.
 SUBMIT_CHANGES = {
@@ -36,11 +37,25 @@ SUBMIT_CHANGES = {
     "sampling.top_k": 3,
     "sampling.top_p": 0.5,
     "sampling.seed": 8,
+    "sampling.min_p": 0.5,
+    "sampling.typical_p": 0.5,
+    "sampling.repetition_penalty": 1.5,
+    "sampling.frequency_penalty": 0.5,
+    "sampling.presence_penalty": 0.5,
+    "sampling.logit_bias_ids": u32([3]),
+    "sampling.logit_bias_values": np.array([2.0], dtype="<f4").tobytes(),
+    "sampling.allowed_token_ids": u32([3]),
+    "sampling.bad_words.token_ids": u32([3]),
+    "grammar.llguidance": "{}",
     "stopping.max_tokens": 5,
     "stopping.min_tokens": 2,
     "stopping.stop_token_ids": [4],
     "stopping.ignore_eos": True,
     "logprobs.top_n": 3,
+    "logprobs.prompt_top_n": 2,
+    "priority": 2,
+    "deadline_ms": 1500,
+    "cache_salt": b"tenant",
 }
 
 
@@ -77,21 +92,38 @@ def base_submit() -> generation_pb2.Submit:
 
 
 def shown(request: Request) -> tuple[object, ...]:
-    return (request.request_id, request.prompt_ids.tolist(), request.sampling, request.stopping)
+    rules = request.sampling.rules
+    return (
+        request.request_id,
+        request.prompt_ids.tolist(),
+        replace(request.sampling, rules=None),
+        None if rules is None else [str(getattr(rules, item.name)) for item in fields(rules)],
+        request.stopping,
+        request.priority,
+        request.deadline_s,
+        request.cache_salt,
+    )
 
 
 def test_the_table_names_every_field_of_a_submit() -> None:
-    assert leaf_fields(generation_pb2.Submit.DESCRIPTOR) == set(SUBMIT_CHANGES)
+    # A trace context is for logs: a request is the same with any.
+    assert leaf_fields(generation_pb2.Submit.DESCRIPTOR) - {"traceparent"} == set(SUBMIT_CHANGES)
 
 
 @pytest.mark.parametrize("field", SUBMIT_CHANGES)
 def test_no_field_of_a_submit_is_ignored(field: str) -> None:
     submit = base_submit()
+    if field.startswith("sampling.logit_bias"):
+        # One is nothing without the other.
+        submit.sampling.logit_bias_ids = u32([1])
+        submit.sampling.logit_bias_values = np.array([1.0], dtype="<f4").tobytes()
     (before,) = convert.to_requests(submit, [1], 1, FACTS)
     target: Message = submit
     *parents, name = field.split(".")
     for parent in parents:
         target = getattr(target, parent)
+        if hasattr(target, "add"):
+            target = target.add()
     value = SUBMIT_CHANGES[field]
     if isinstance(value, list):
         del getattr(target, name)[:]
@@ -112,13 +144,14 @@ class StillEngine:
         pass
 
     def heartbeat(self) -> Heartbeat:
-        return Heartbeat(1, 2, 3, SchedulerStats(1, 2, 3, 4, 5, 6, 7))
+        return Heartbeat(1, 2, 3, SchedulerStats(1, 2, 3, 4, 5, 6, 7, 8, 9))
 
 
 def test_every_field_of_an_answer_is_filled_by_something() -> None:
     publisher = Publisher()
     session = Session(1, StillEngine(), FACTS, publisher, lambda: None)
     row = LogprobRow(-0.5, np.array([3], dtype=np.int32), np.array([-0.5], dtype=np.float32))
+    prompt = PromptLogprobs(row.top_logprobs, row.top_ids, row.top_ids[None], row.top_logprobs[None])
     error = RequestError(ErrorCode.OVERLOADED, "Full.")
     publisher.reject([request_id(1, 9)], error)
     publisher.publish(
@@ -131,8 +164,9 @@ def test_every_field_of_an_answer_is_filled_by_something() -> None:
                 Finished(request_id(1, 5), FinishReason.STOP, 4, 1, stop_token_id=3),
                 Finished(request_id(1, 6), FinishReason.ERROR, 4, 0, error=error),
             ),
+            prompts=((request_id(1, 5), prompt),),
         ),
-        StepTiming(1, 2, 3, 4, 5, 6),
+        StepTiming(1, 2, 3, 4, 5, 6, 7),
     )
     filled = set().union(*(filled_fields(response) for response in session.responses()))
     assert filled == leaf_fields(engine_pb2.SessionResponse.DESCRIPTOR)
@@ -141,17 +175,26 @@ def test_every_field_of_an_answer_is_filled_by_something() -> None:
 def test_every_field_of_the_description_is_filled() -> None:
     facts = make_facts()
     object.__setattr__(facts.model, "default_sampling", DefaultSampling(temperature=0.5, top_k=4, top_p=0.9))
-    expected = leaf_fields(model_pb2.DescribeResponse.DESCRIPTOR)
-    # A model recommends no seed.
-    assert filled_fields(convert.describe(facts)) == expected - {"model.default_sampling.seed"}
+    recommended = {f"model.default_sampling.{name}" for name in ("temperature", "top_k", "top_p")}
+    expected = {
+        name
+        for name in leaf_fields(model_pb2.DescribeResponse.DESCRIPTOR)
+        if not name.startswith("model.default_sampling.") or name in recommended
+    }
+    assert filled_fields(convert.describe(facts)) == expected
 
 
 def test_capabilities_say_what_the_runner_can() -> None:
-    facts = make_facts()
-    both = {model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_BATCH_INVARIANT}
-    assert set(convert.describe(facts).capabilities) == both
-    object.__setattr__(facts, "batch_invariant", False)
-    assert set(convert.describe(facts).capabilities) == {model_pb2.CAPABILITY_LOGPROBS}
+    facts = replace(FACTS)
+    switched = {"batch_invariant": model_pb2.CAPABILITY_BATCH_INVARIANT}
+    switched |= {"prefix_cache": model_pb2.CAPABILITY_PREFIX_CACHE}
+    switched |= {"supports_grammar": model_pb2.CAPABILITY_GRAMMAR}
+    everything = set(convert.describe(facts).capabilities)
+    assert everything >= {model_pb2.CAPABILITY_LOGPROBS, model_pb2.CAPABILITY_PRIORITY, *switched.values()}
+    for field, capability in switched.items():
+        object.__setattr__(facts, field, False)
+        assert set(convert.describe(facts).capabilities) == everything - {capability}
+        object.__setattr__(facts, field, True)
 
 
 def test_a_rejection_names_its_handles() -> None:

@@ -19,15 +19,22 @@ def model() -> str:
 
 @pytest.fixture(scope="module")
 def server(model: str) -> Iterator[Server]:
-    """The real model with every default: the reference runner."""
+    """The real model with every default: the native runner, int8 activations, bf16 keys and values."""
     with serving(model) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def native_server(model: str) -> Iterator[Server]:
-    """The native runner with its defaults: int8 activations, bf16 keys and values."""
-    with serving(model, "--runner", "native") as running:
+def float_server(model: str) -> Iterator[Server]:
+    """The native runner without any quantization of its own."""
+    with serving(model, "--activations", "float", "--kv-cache-dtype", "f32") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def reference_server(model: str) -> Iterator[Server]:
+    """The float32 torch runner, whose answers may differ in near-ties with the batch."""
+    with serving(model, "--runner", "reference") as running:
         yield running
 
 

@@ -89,17 +89,17 @@ def make_text_requests() -> list[dict[str, Any]]:
     ]
 
 
-def test_bitwise_on_the_native_runner(native_server: Server) -> None:
+def test_bitwise_on_the_native_runner(server: Server) -> None:
     requests = make_text_requests()
     for index, request in enumerate(requests[::2]):
         request.update(temperature=0.9, seed=index)
-    alone, together = run_alone_and_together(native_server, requests)
+    alone, together = run_alone_and_together(server, requests)
     # Texts, ids, reasons and every digit of every logprob.
     assert together == alone
 
 
-def test_up_to_near_ties_on_the_reference_runner(server: Server) -> None:
-    alone, together = run_alone_and_together(server, make_text_requests())
+def test_up_to_near_ties_on_the_reference_runner(reference_server: Server) -> None:
+    alone, together = run_alone_and_together(reference_server, make_text_requests())
     for one, other in zip(alone, together, strict=True):
         for step, (a, b) in enumerate(zip(one["token_ids"], other["token_ids"], strict=False)):
             if a != b:

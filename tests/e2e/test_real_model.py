@@ -130,11 +130,11 @@ def complete(server: Server, **request: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("entry", GOLDEN["prompts"][:6], ids=lambda entry: entry["name"])
-def test_golden_prompts_over_http(server: Server, entry: dict[str, object]) -> None:
+def test_golden_prompts_over_http(float_server: Server, entry: dict[str, object]) -> None:
     """The whole path gives the independent implementation's ids: as text, and as ids."""
     expected, margins = entry["output_ids"], entry["margins"]
     by_ids = complete(
-        server,
+        float_server,
         prompt=entry["prompt_ids"],
         max_tokens=len(expected),
         temperature=0,

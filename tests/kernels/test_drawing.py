@@ -63,6 +63,8 @@ def test_the_kernels_draw_what_the_host_draws(choice: dict[str, float], isa: str
         sample_index=column(0, np.int32),
         position=column(0, np.int64),
         top_logprobs=column(3, np.int32),
+        min_p=column(0, np.float32),
+        typical_p=column(1, np.float32),
     )
     numbers = uniform(sampling.seed, sampling.sample_index, sampling.position)
     parameters = (sampling.temperature, sampling.top_k, sampling.top_p, numbers)

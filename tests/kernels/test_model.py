@@ -37,8 +37,8 @@ def i32(*values: Any) -> Any:
     return np.array(values, dtype=np.int32)
 
 
-def make_model() -> rung_kernels.Model:
-    model = rung_kernels.Model(**SHAPE)
+def make_model(**changes: Any) -> rung_kernels.Model:
+    model = rung_kernels.Model(**SHAPE | changes)
     rng = np.random.default_rng(0)
     for name, shape in {"table": (11, 16), "q": (16, 16), "k": (8, 16), "v": (8, 16), "o": (16, 16)}.items():
         values = rng.standard_normal(shape).astype(np.float32)
@@ -178,6 +178,22 @@ def test_poison_is_seen_only_where_it_is_read() -> None:
     assert not model.sample(*columns(1))[1].any()
     with pytest.raises(ValueError, match="there is no block 4"):
         model.poison(i32(4))
+
+
+@pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])
+def test_copied_block_is_as_good_as_the_first(kv_dtype: str) -> None:
+    model = make_model(kv_dtype=kv_dtype)
+    model.forward(i32(3, 5), i32(0, 2), i32(0), i32([2]), i32(0))
+    after = {"token_ids": i32(7), "query_start": i32(0, 1), "num_computed": i32(2)}
+    expected = step(model, **after)
+    model.poison(i32(0, 1, 3))
+    model.copy_blocks(i32(2), i32(1))
+    model.poison(i32(2))
+    assert step(model, **after, block_tables=i32([1])) == expected
+    with pytest.raises(ValueError, match="there is no block -1"):
+        model.copy_blocks(i32(0), i32(-1))
+    with pytest.raises(ValueError, match="differ in length"):
+        model.copy_blocks(i32(0, 1), i32(2))
 
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "int8"])

@@ -1,4 +1,4 @@
-"""Any sequence of allocate, share and free keeps the pool in step with a model of owners."""
+"""Any sequence of allocate, name, share and release keeps the KV cache in step with a model of owners."""
 
 from __future__ import annotations
 
@@ -7,54 +7,68 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rung.kv.block_pool import BlockPool
 from rung.kv.integrity import check_blocks
+from rung.kv.kv_cache import KvCache
 
 NUM_BLOCKS = 12
 
 
-class BlockPoolMachine(RuleBasedStateMachine):
-    """Owners hold lists of blocks; the model knows how often each block is held and the free order."""
+class KvCacheMachine(RuleBasedStateMachine):
+    """Owners hold chains of blocks. The model knows who holds what, and what each named block must hold."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = BlockPool(NUM_BLOCKS)
-        self.free_order = list(range(NUM_BLOCKS))
+        self.kv = KvCache(NUM_BLOCKS)
         self.tables: dict[int, list[int]] = {}
+        self.chains: dict[int, list[bytes]] = {}
+        self.content: dict[int, bytes] = {}
         self.next_owner = 0
 
-    @rule(data=st.data())
-    def allocate(self, data: st.DataObject) -> None:
-        count = data.draw(st.integers(0, len(self.free_order)))
-        blocks = self.pool.allocate(count)
-        assert blocks == self.free_order[:count]
-        del self.free_order[:count]
-        self.tables[self.next_owner] = blocks
+    @property
+    def held(self) -> Counter[int]:
+        return Counter(block for table in self.tables.values() for block in table)
+
+    @rule(prefix=st.lists(st.sampled_from([b"x", b"y"]), max_size=4), hit=st.booleans())
+    def start(self, prefix: list[bytes], hit: bool) -> None:
+        """A row finds what it can of its chain and writes the rest, and then all of it has a name."""
+        names = [b"".join(prefix[: index + 1]) for index in range(len(prefix))]
+        found = self.kv.prefixes.find(names) if hit else []
+        assert [self.content[block] for block in found] == names[: len(found)]
+        idle = sum(not self.held[block] for block in found)
+        missing = len(names) - len(found)
+        if idle + missing > self.kv.num_free:
+            return
+        self.kv.share(found)
+        self.kv.prefixes.count_hits(found)
+        written = self.kv.allocate(missing)
+        assert not set(written) & self.held.keys()
+        assert set(self.kv.take_dropped()) >= set(written) & self.content.keys()
+        for block, name in zip(written, names[len(found) :], strict=True):
+            self.content[block] = name
+            self.kv.prefixes.add(block, name)
+        self.tables[self.next_owner] = [*found, *written]
         self.next_owner += 1
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data())
-    def share_a_prefix(self, data: st.DataObject) -> None:
-        source = self.tables[data.draw(st.sampled_from(sorted(self.tables)))]
-        prefix = source[: data.draw(st.integers(0, len(source)))]
-        self.pool.share(prefix)
-        self.tables[self.next_owner] = list(prefix)
-        self.next_owner += 1
-
-    @precondition(lambda self: self.tables)
-    @rule(data=st.data())
-    def free(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), num_tokens=st.integers(0, 40_000))
+    def release(self, data: st.DataObject, num_tokens: int) -> None:
         blocks = self.tables.pop(data.draw(st.sampled_from(sorted(self.tables))))
-        held = Counter(block for table in self.tables.values() for block in table)
-        released = [block for block in blocks if not held[block]]
-        assert self.pool.free(blocks) == released
-        self.free_order += released
+        self.kv.release(blocks, num_tokens)
+        for block in self.kv.take_dropped():
+            assert not self.held[block]
+            self.content.pop(block, None)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.held) or [0]))
+        if self.held[block]:
+            self.kv.prefixes.forget(block)
 
     @invariant()
-    def pool_and_model_agree(self) -> None:
-        assert list(self.pool.free_blocks) == self.free_order
-        assert self.pool.num_free + self.pool.num_used == self.pool.num_blocks == NUM_BLOCKS
-        check_blocks(self.pool, self.tables)
+    def cache_and_model_agree(self) -> None:
+        assert self.kv.num_used == len(self.held)
+        check_blocks(self.kv, self.tables)
 
 
-TestBlockPool = BlockPoolMachine.TestCase
+TestKvCache = KvCacheMachine.TestCase

@@ -26,13 +26,17 @@ Row = tuple[int, bytes]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request of a storm: which prompt, when, for how long, and when it is aborted, if ever."""
+    """A request of a storm: which prompt, when, for how long, and when it is aborted, if ever.
+
+    All prompts begin alike. The grouped ones of one length are samples of one prompt.
+    """
 
     prompt: int
     step: int
     max_tokens: int
     abort_step: int | None
     seed: int | None
+    grouped: bool = False
 
 
 @cache
@@ -42,11 +46,17 @@ def runner(kv_dtype: str, num_threads: int) -> NativeRunner:
 
 def make_request(request_id: int, arrival: Arrival) -> Request:
     length = PROMPT_LENS[arrival.prompt]
-    prompt = np.random.default_rng(arrival.prompt).integers(0, CONFIG.vocab_size, length).astype(np.int32)
+    prompt = np.random.default_rng(0).integers(0, CONFIG.vocab_size, length).astype(np.int32)
     sampling = SamplingParams(
         temperature=0.0 if arrival.seed is None else 1.0, seed=arrival.seed or 0, top_logprobs=1
     )
-    return Request(request_id, prompt, sampling, StoppingParams(arrival.max_tokens))
+    return Request(
+        request_id,
+        prompt,
+        sampling,
+        StoppingParams(arrival.max_tokens),
+        group_id=arrival.prompt if arrival.grouped else -1,
+    )
 
 
 def play(runner: NativeRunner, arrivals: list[Arrival], budget: int) -> list[list[Row]]:
@@ -98,6 +108,7 @@ arrivals = st.builds(
     max_tokens=st.integers(1, MAX_TOKENS),
     abort_step=st.none() | st.integers(0, 40),
     seed=st.none() | st.integers(0, 2),
+    grouped=st.booleans(),
 )
 
 

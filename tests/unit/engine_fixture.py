@@ -15,6 +15,10 @@ import numpy as np
 
 from rung.config import ListenAddress
 from rung.engine import Engine
+from rung.grammar.compiler import GrammarCompiler
+from rung.grammar.gate import GrammarGate
+from rung.grammar.runner import GrammarRunner
+from rung.grammar.states import GrammarStates
 from rung.models.config import ModelConfig, ModelMetadata, TokenizerBundle
 from rung.runner.fake import FakeRunner
 from rung.scheduler import Scheduler, SchedulerConfig
@@ -22,6 +26,8 @@ from rung.server.convert import MAX_MESSAGE_BYTES, EngineFacts
 from rung.server.gen import engine_pb2, engine_pb2_grpc, generation_pb2, step_pb2
 from rung.server.outbox import Publisher
 from rung.server.service import EngineServer
+from tests.grammar_files import EOS as GRAMMAR_EOS
+from tests.grammar_files import byte_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -131,17 +137,20 @@ def running_engine(facts: EngineFacts | None = None, num_blocks: int = 512) -> I
     )
     publisher = Publisher()
     deaths: list[Exception] = []
+    grammars = GrammarStates(facts.vocab_size)
     engine = Engine(
         scheduler,
-        runner,
-        publisher.publish,
-        on_rejected=publisher.reject,
+        GrammarRunner(runner, grammars),
+        grammars.forgetting_ended(publisher.publish),
+        on_rejected=grammars.forgetting_rejected(publisher.reject),
         on_dead=deaths.append,
         check_integrity=True,
     )
     with tempfile.TemporaryDirectory(prefix="rung") as folder:
         listen = ListenAddress(unix_path=Path(folder) / "engine.sock")
-        server = EngineServer(engine, facts, publisher, listen)
+        compiler = GrammarCompiler(byte_tokenizer(), facts.vocab_size, [GRAMMAR_EOS])
+        gate = GrammarGate(engine, compiler, grammars, publisher.reject)
+        server = EngineServer(gate, facts, publisher, listen)
         address = server.start()
         loop = threading.Thread(target=engine.run, name="rung-loop")
         loop.start()
@@ -151,8 +160,10 @@ def running_engine(facts: EngineFacts | None = None, num_blocks: int = 512) -> I
             runner.release()
             engine.stop()
             loop.join()
+            gate.close()
             server.stop("the test is over")
     assert not deaths
+    assert len(grammars) == 0
 
 
 @dataclass

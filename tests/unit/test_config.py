@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from rung.cli.args import build_parser
 from rung.config import (
+    PREFIX_CACHE,
     RUNNERS,
     EngineConfig,
     ModelOptions,
@@ -196,6 +197,9 @@ options = st.builds(
     kv_cache_bytes=st.none() | st.integers(1, 1 << 40),
     runner=st.sampled_from(RUNNERS),
     threads=st.none() | st.integers(1, 256),
+    prefix_cache=st.sampled_from(PREFIX_CACHE),
+    itl_target_ms=st.integers(1, 600_000),
+    kv_over_commit=st.floats(1, 16),
     fake_step_ms=st.integers(0, 100),
 )
 

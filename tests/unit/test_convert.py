@@ -43,6 +43,9 @@ submits = st.builds(
     sampling=st.none() | sampling,
     stopping=st.none() | stopping,
     logprobs=st.none() | st.builds(generation_pb2.LogprobRequest, top_n=st.none() | st.integers(0, 30) | U32),
+    priority=st.none() | U32,
+    deadline_ms=st.none() | st.integers(0, 2**64 - 1),
+    cache_salt=st.none() | st.binary(max_size=70),
 )
 
 
@@ -67,6 +70,9 @@ def test_any_submit_gives_requests_within_limits_or_a_deliberate_error(submit: g
         assert request.sampling.sample_index == index
         assert request.stopping.min_tokens <= request.stopping.max_tokens
         assert all(0 <= stop < VOCAB_SIZE for stop in request.stopping.stop_token_ids)
+        assert len(request.cache_salt) <= convert.MAX_CACHE_SALT_BYTES
+        assert request.deadline_s is None or 0 <= request.deadline_s < float("inf")
+        assert request.group_id == (requests[0].request_id if len(requests) > 1 else -1)
 
 
 @given(st.binary(max_size=60))
@@ -194,3 +200,19 @@ def test_default_sampling_says_what_the_model_says_and_no_more() -> None:
     assert default.temperature == 0.0
     assert default.top_k == 40
     assert not default.HasField("top_p")
+
+
+def test_what_decides_when_it_runs_and_what_it_shares_arrives() -> None:
+    submit = make_submit([1])
+    assert (one(submit).priority, one(submit).deadline_s, one(submit).cache_salt) == (0, None, b"")
+    submit = generation_pb2.Submit(priority=7, deadline_ms=1500, cache_salt=b"tenant")
+    submit.MergeFrom(make_submit([1]))
+    assert (one(submit).priority, one(submit).deadline_s, one(submit).cache_salt) == (7, 1.5, b"tenant")
+
+
+def test_a_salt_that_is_too_long_is_refused() -> None:
+    submit = make_submit([1])
+    submit.cache_salt = b"x" * 65
+    with pytest.raises(RequestError, match="at most 64 bytes, but it has 65") as caught:
+        one(submit)
+    assert caught.value.code is ErrorCode.INVALID_ARGUMENT

@@ -124,7 +124,7 @@ NAN, INF = float("nan"), float("inf")
         ({"bad_words": [generation_pb2.TokenSequence(token_ids=u32([2**32 - 1]))]}, "ids must be below"),
     ],
 )
-def test_what_is_out_of_bounds_is_refused_with_the_bound(sampling: dict[str, object], message: str) -> None:
+def test_b11_what_is_out_of_bounds_is_refused(sampling: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message) as raised:
         params(**sampling)
     assert raised.value.code is ErrorCode.INVALID_ARGUMENT

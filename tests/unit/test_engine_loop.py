@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from rung.engine import Engine, Heartbeat, StepTiming
 from rung.errors import ErrorCode, RequestError
 from rung.kv.integrity import IntegrityError
 from rung.request import FinishReason
-from tests.scheduling import Answers, alone, make_request, make_runner, make_scheduler
+from tests.scheduling import CARELESS, Answers, alone, make_request, make_runner, make_scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rung.request import Request
+    from rung.runner.protocol import PendingOutput
     from rung.scheduler import Scheduler
-    from rung.scheduler.batch import StepEvents, StepOutput, StepPlan
+    from rung.scheduler.batch import StepEvents, StepPlan
 
 # How long a test waits for another thread before it calls the engine stuck.
 PATIENCE_S = 30.0
@@ -47,7 +50,7 @@ class ScriptedRunner:
             raise self.failures.pop(0)
         self._inner.forward(plan)
 
-    def sample(self, plan: StepPlan) -> StepOutput:
+    def sample(self, plan: StepPlan) -> PendingOutput:
         return self._inner.sample(plan)
 
     def close(self) -> None:
@@ -104,7 +107,7 @@ class Harness:
 
 
 @contextmanager
-def running(**limits: int) -> Iterator[Harness]:
+def running(**limits: Any) -> Iterator[Harness]:
     """A started engine that is stopped at the end."""
     harness = Harness(make_scheduler(**limits))
     harness.thread.start()
@@ -125,9 +128,10 @@ def reasons(harness: Harness) -> dict[int, FinishReason]:
     return {request_id: done.reason for request_id, done in harness.answers.finished.items()}
 
 
-def test_answers_are_those_of_each_request_alone():
+@pytest.mark.parametrize("depth", [1, 2])
+def test_answers_are_those_of_each_request_alone(depth):
     requests = [make_request(i, 1 + i % 20, max_tokens=1 + i, temperature=i % 2, seed=i) for i in range(24)]
-    with running(num_blocks=16) as harness:
+    with running(num_blocks=16, depth=depth, policies=CARELESS) as harness:
         for request in requests:
             harness.engine.submit([request])
         harness.wait_for(lambda: len(harness.answers.finished) == len(requests))
@@ -141,6 +145,44 @@ def test_engine_sleeps_between_requests_and_wakes_for_each():
             turns = harness.engine.heartbeat().loop_seq
             submit_and_wait(harness, make_request(request_id, 3, max_tokens=2))
             assert harness.engine.heartbeat().loop_seq == turns + 2
+
+
+def test_next_step_is_launched_before_the_last_one_has_landed():
+    order = []
+    with running(depth=2) as harness:
+        inner = harness.runner._inner
+        forward, wait = inner.forward, inner.wait
+        inner.forward = lambda plan: (order.append(("forward", plan.step_id)), forward(plan))
+        inner.wait = lambda plan: (order.append(("wait", plan.step_id)), wait(plan))[1]
+        request = make_request(1, 3, max_tokens=4, stop=[alone(make_request(1, 3, max_tokens=4))[2]])
+        submit_and_wait(harness, request)
+        submit_and_wait(harness, make_request(2, 3, max_tokens=1))
+    assert harness.answers.tokens[1] == alone(request)
+    # The third token ends the answer, and the fourth step has been launched by then.
+    assert order[:7] == [
+        ("forward", 1), ("forward", 2), ("wait", 1), ("forward", 3), ("wait", 2), ("forward", 4), ("wait", 3),
+    ]  # fmt: skip
+
+
+def test_no_step_is_launched_for_rows_whose_last_token_is_in_flight():
+    with running(depth=2) as harness:
+        submit_and_wait(harness, make_request(1, 3, max_tokens=2))
+        submit_and_wait(harness, make_request(2, 3, max_tokens=1))
+    assert [timing.rows for timing in harness.timings if timing.rows] == [1, 1, 1]
+
+
+def test_abort_and_preemption_with_steps_in_flight():
+    with running(depth=2, num_blocks=8, policies=CARELESS) as harness:
+        requests = [make_request(i, 6, max_tokens=20) for i in range(5)]
+        for request in requests:
+            harness.engine.submit([request])
+        harness.wait_for(lambda: len(harness.answers.tokens.get(1, ())) > 3)
+        harness.engine.abort([1])
+        harness.wait_for(lambda: len(harness.answers.finished) == 5)
+        assert harness.engine.heartbeat().stats.preemptions_total > 0
+    for request in requests:
+        if request.request_id != 1:
+            assert harness.answers.tokens[request.request_id] == alone(request)
 
 
 def test_many_threads_may_submit():
@@ -210,8 +252,9 @@ def test_abort_within_a_step_cancels_and_frees():
     assert reasons(harness)[1] is FinishReason.CANCELLED
 
 
-def test_step_that_raises_costs_its_own_rows_and_is_logged_once(caplog):
-    with running() as harness:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_step_that_raises_costs_its_own_rows_and_is_logged_once(caplog, depth):
+    with running(depth=depth) as harness:
         harness.runner.failures = [ValueError("broken step")]
         with caplog.at_level(logging.ERROR, logger="rung.engine"):
             submit_and_wait(harness, make_request(1), make_request(2))
@@ -264,7 +307,7 @@ def test_wrong_number_of_tokens_from_the_runner_is_a_failed_step(caplog):
 
 def test_broken_books_kill_an_idle_engine():
     harness = Harness(make_scheduler())
-    harness.scheduler._pool.allocate(1)
+    harness.scheduler._rows.kv.allocate(1)
     harness.thread.start()
     harness.join()
     assert [type(error) for error in harness.deaths] == [IntegrityError]
@@ -272,7 +315,7 @@ def test_broken_books_kill_an_idle_engine():
 
 def test_books_are_checked_only_when_asked():
     harness = Harness(make_scheduler(), check_integrity=False)
-    harness.scheduler._pool.allocate(1)
+    harness.scheduler._rows.kv.allocate(1)
     harness.thread.start()
     submit_and_wait(harness, make_request(1))
     harness.engine.stop()

@@ -142,7 +142,7 @@ def test_it_serves_and_says_what_it_serves(model: Path, folder: Path) -> None:
         assert child.address == f"unix:{folder}/e.sock"
         assert answers(child.address)
         assert (folder / "e.sock").stat().st_mode & 0o077 == 0
-        for said in ("tiny", "fake", "KV cache", "= weights + KV cache", "128 tokens", "4 sequences"):
+        for said in ("tiny", "fake", "KV cache", " reserve = ", "128 tokens", "4 sequences"):
             assert said in child.text
 
 
@@ -252,9 +252,9 @@ def test_a_tcp_port_is_served_and_a_busy_one_reported(model: Path) -> None:
     ("arguments", "said"),
     [
         (["--max-model-len", "129"], "made for 128"),
-        (["--max-model-len", "64", "--kv-cache-memory", "256"], "--max-model-len 32 or less"),
+        (["--max-model-len", "64", "--kv-cache-memory", "256"], "--kv-cache-memory 256 --max-model-len 32"),
         (["--kv-cache-memory", "1"], "not one block"),
-        (["--kv-cache-memory", "100000GiB"], "give less"),
+        (["--kv-cache-memory", "100000GiB"], "These would fit: "),
     ],
 )
 def test_memory_that_does_not_fit_exits_64(
@@ -281,10 +281,25 @@ def test_a_damaged_model_exits_65_with_one_sentence(folder: Path) -> None:
     assert "Traceback" not in result.stderr
 
 
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from rung.cli import main; sys.exit(main.main())"
+
+
+def test_the_default_runner_serves_without_torch(model: Path, folder: Path) -> None:
+    with engine_child(
+        model, "--listen", f"unix:{folder}/e.sock", program=("-c", WITHOUT_TORCH)
+    ) as child, Client(child.address) as client:  # fmt: skip
+        client.submit(make_submit([1], [5, 6], max_tokens=5))
+        (row,) = client.read_until_ended(1)
+        assert len(row.tokens) == 5
+        assert "native" in child.text
+
+
 def test_without_torch_the_reference_runner_says_what_to_install(model: Path, folder: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from rung.cli import main; sys.exit(main.main())"
     result = subprocess.run(
-        [sys.executable, "-c", code, "engine", str(model), "--listen", f"unix:{folder}/e.sock"],
+        [
+            sys.executable, "-c", WITHOUT_TORCH, "engine", str(model),
+            "--runner", "reference", "--listen", f"unix:{folder}/e.sock",
+        ],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=WAIT_S,
     )  # fmt: skip
     assert result.returncode == 64

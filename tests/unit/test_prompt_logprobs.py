@@ -18,7 +18,16 @@ from rung.server import convert
 from rung.server.gen import step_pb2
 from rung.server.outbox import NO_STEP, Outbox, Publisher, request_id
 from rung.server.prompts import MAX_BATCH_VALUES, batches
-from tests.scheduling import VOCAB_SIZE, Answers, alone, make_request, make_runner, make_scheduler, step
+from tests.scheduling import (
+    CARELESS,
+    VOCAB_SIZE,
+    Answers,
+    alone,
+    make_request,
+    make_runner,
+    make_scheduler,
+    step,
+)
 
 
 def asking(request: Request, top: int = 2) -> Request:
@@ -32,7 +41,7 @@ def asking(request: Request, top: int = 2) -> Request:
 
 def run(requests: list[Request], **limits: int) -> tuple[dict[int, list[tuple[float, int]]], Answers, int]:
     """Everything that the requests are told, checked for order; and the number of preemptions."""
-    scheduler = make_scheduler(**limits)
+    scheduler = make_scheduler(policies=CARELESS, **limits)
     runner = make_runner(scheduler)
     scheduler.add(*requests)
     told: dict[int, list[tuple[float, int]]] = {}
@@ -75,7 +84,7 @@ def test_a_prompt_that_is_computed_again_is_told_on_from_where_it_was() -> None:
     table = StateTable(max_num_seqs=2, max_model_len=32, num_blocks=8, block_size=4)
     request = asking(make_request(1, range(10, 20)), top=3)
     request.num_scored = 4
-    table.enter(1, request)
+    table.enter(1, request, num_stored=0, num_named=0)
     rows = np.array([1], dtype=np.int32)
 
     def told(num_computed: int, length: int) -> tuple[list[int], list[int]]:

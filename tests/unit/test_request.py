@@ -24,4 +24,4 @@ def test_a_new_request_is_nowhere():
 
 def test_only_what_may_pass_by_itself_is_retryable():
     retryable = {code for code in ErrorCode if code.retryable}
-    assert retryable == {ErrorCode.OVERLOADED, ErrorCode.DRAINING, ErrorCode.INTERNAL}
+    assert retryable == {ErrorCode.OVERLOADED, ErrorCode.DRAINING, ErrorCode.INTERNAL, ErrorCode.DEADLINE}

@@ -187,7 +187,7 @@ def test_a_row_that_is_not_finite_fails_alone(value: float, temperature: float) 
         assert sampled.token_ids[[0, 2]].tolist() == alone.token_ids.tolist()
 
 
-def test_a_row_alone_is_the_row_in_a_batch_bitwise() -> None:
+def test_b46_a_row_alone_is_the_row_in_a_batch_bitwise() -> None:
     generator = np.random.default_rng(3)
     num = 60
     logits = random_logits(num)
@@ -249,7 +249,7 @@ def test_top_logprobs_ties_go_to_the_lower_id_and_stop_at_the_vocabulary() -> No
     assert len(sample(logits, columns(1, top_logprobs=0)).logprobs[0].top_ids) == 0
 
 
-def test_the_chosen_logprob_is_finite_at_the_edge_of_float32() -> None:
+def test_b19_the_chosen_logprob_is_finite_at_the_edge_of_float32() -> None:
     logits = np.array([[3e38, -3e38]], dtype=np.float32)
     sampled = sample(logits, columns(1, banned_ids=((0, [0]),), top_logprobs=2))
     assert sampled.token_ids.tolist() == [1]

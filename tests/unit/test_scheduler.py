@@ -9,7 +9,9 @@ from rung.errors import ConfigError, ErrorCode, RequestError
 from rung.kv.integrity import IntegrityError
 from rung.request import FinishReason
 from rung.scheduler.batch import LogprobRow, StepOutput
+from rung.scheduler.waiting import WaitingQueue
 from tests.scheduling import (
+    CARELESS,
     VOCAB_SIZE,
     Answers,
     alone,
@@ -141,12 +143,13 @@ def test_prompt_is_cut_into_chunks_of_the_budget_and_samples_at_its_end():
 
 
 def test_decodes_come_before_chunks_and_chunks_before_new_requests():
-    scheduler = make_scheduler(max_num_batched_tokens=8)
+    scheduler = make_scheduler(max_num_batched_tokens=8, policies=CARELESS)
     runner = make_runner(scheduler)
     scheduler.add(make_request(1, 2), make_request(2, 14), make_request(3, 3), make_request(4, 3))
-    assert lens(step(scheduler, runner)[0]) == {1: 2, 2: 6}
-    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 7}
-    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 1, 3: 3, 4: 3}
+    # A chunk that does not end its prompt ends at a block's edge; what it leaves is the next one's.
+    assert lens(step(scheduler, runner)[0]) == {1: 2, 2: 4, 3: 2}
+    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 4, 3: 1, 4: 2}
+    assert lens(step(scheduler, runner)[0]) == {1: 1, 2: 4, 3: 1, 4: 1}
 
 
 def test_a_prompt_of_one_token_is_a_row_like_any_other():
@@ -194,11 +197,15 @@ def test_rows_stay_put_while_others_come_and_go():
     assert rows == [1] * 9
 
 
-def test_blocks_are_given_for_the_whole_prompt_at_once():
+def test_blocks_are_given_as_they_are_needed():
     scheduler = make_scheduler(max_num_batched_tokens=8)
     scheduler.add(make_request(1, 20))
-    scheduler.schedule()
-    assert scheduler.stats().num_blocks_used == 5
+    runner = make_runner(scheduler)
+    used = []
+    for _ in range(3):
+        step(scheduler, runner)
+        used.append(scheduler.stats().num_blocks_used)
+    assert used == [2, 4, 5]
 
 
 def test_only_rows_that_cross_a_block_edge_get_a_block():
@@ -342,7 +349,7 @@ def test_step_that_raised_ends_its_rows_and_no_others():
 
 
 def test_blocks_of_a_failed_step_are_freed_with_those_it_was_to_wipe():
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(prefix_cache=False)
     runner = make_runner(scheduler)
     scheduler.add(make_request(1, 4, max_tokens=1), make_request(2, 4))
     step(scheduler, runner)
@@ -463,9 +470,9 @@ def test_id_may_come_again_after_its_end():
 # Preemption
 
 
-def preempting():
+def preempting(**changes):
     """Two requests in a pool that holds both prompts and only one full answer."""
-    scheduler = make_scheduler(num_blocks=6)
+    scheduler = make_scheduler(num_blocks=6, policies=CARELESS, **changes)
     old, young = make_request(1, 4, max_tokens=16), make_request(2, 4, max_tokens=16)
     scheduler.add(old, young)
     return scheduler, make_runner(scheduler), old, young
@@ -499,7 +506,7 @@ def test_preempted_request_keeps_its_answer_and_its_place():
 
 
 def test_preempted_request_resumes_at_the_front_and_computes_everything_again():
-    scheduler, runner, _, young = preempting()
+    scheduler, runner, _, young = preempting(prefix_cache=False)
     while not scheduler.stats().preemptions_total:
         step(scheduler, runner)
     known = len(young.token_ids)
@@ -508,6 +515,8 @@ def test_preempted_request_resumes_at_the_front_and_computes_everything_again():
         plan, _ = step(scheduler, runner)
     assert plan.num_computed[plan.request_ids == 2].tolist() == [0]
     assert lens(plan)[2] == min(known, scheduler.config.max_num_batched_tokens)
+    # Its last token had been chosen and had no KV yet.
+    assert scheduler.stats().recomputed_tokens_total == known - 1
 
 
 def test_nothing_is_admitted_in_a_step_that_preempted():
@@ -543,7 +552,7 @@ def test_request_is_not_let_in_to_be_thrown_out_at_the_next_block_edge():
 
 
 def test_crowd_in_a_small_pool_ends_with_every_answer_right():
-    scheduler = make_scheduler(num_blocks=12, max_num_seqs=6)
+    scheduler = make_scheduler(num_blocks=12, max_num_seqs=6, policies=CARELESS)
     requests = [make_request(i, 1 + i % 9, max_tokens=30 - i, temperature=i % 2, seed=i) for i in range(24)]
     scheduler.add(*requests)
     answers = run_all(scheduler, make_runner(scheduler))
@@ -570,7 +579,7 @@ def test_queue_and_prefill_times_come_from_commits():
 
 
 def test_freed_blocks_are_told_once_by_the_next_plan():
-    scheduler = make_scheduler()
+    scheduler = make_scheduler(prefix_cache=False)
     runner = make_runner(scheduler)
     scheduler.add(make_request(1, 6, max_tokens=1))
     assert step(scheduler, runner)[0].freed_blocks.tolist() == []
@@ -623,18 +632,18 @@ def test_plans_take_turns():
 
 def test_integrity_check_sees_a_leaked_block():
     scheduler = make_scheduler()
-    scheduler._pool.allocate(1)
+    scheduler._rows.kv.allocate(1)
     with pytest.raises(IntegrityError):
         scheduler.check_integrity()
 
 
 def test_integrity_check_sees_a_lost_row_and_a_lost_request():
     scheduler = make_scheduler()
-    scheduler._empty_rows.pop()
+    scheduler._rows._empty.pop()
     with pytest.raises(IntegrityError, match="state rows"):
         scheduler.check_integrity()
     scheduler = make_scheduler()
     scheduler.add(make_request(1))
-    scheduler._waiting.clear()
+    scheduler._waiting = WaitingQueue()
     with pytest.raises(IntegrityError, match="live requests"):
         scheduler.check_integrity()

@@ -9,7 +9,7 @@ import numpy as np
 from rung.request import Request
 from rung.runner.fake import expected_tokens
 from tests.sampling_oracle import PlainRules, edit
-from tests.scheduling import VOCAB_SIZE, make_request, make_runner, make_scheduler, run_all
+from tests.scheduling import CARELESS, VOCAB_SIZE, make_request, make_runner, make_scheduler, run_all
 
 NUM_TOKENS = 24
 RULES = [
@@ -37,7 +37,7 @@ def with_rules(request: Request, rules: PlainRules | None) -> Request:
 
 
 def test_a_storm_of_rules_gives_each_request_its_own_answer() -> None:
-    scheduler = make_scheduler(num_blocks=20, max_num_batched_tokens=9)
+    scheduler = make_scheduler(num_blocks=20, max_num_batched_tokens=9, policies=CARELESS)
     requests = [
         with_rules(make_request(index, 5 + index, max_tokens=NUM_TOKENS), RULES[index % len(RULES)])
         for index in range(12)

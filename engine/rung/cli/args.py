@@ -190,5 +190,23 @@ def _add_model_options(parser: Parser) -> None:
         help=f"sequences that may wait; more are refused (default: {_DEFAULTS.max_waiting})",
     )
     engine.add_argument(
+        "--prefix-cache",
+        metavar="SWITCH",
+        help="on: keep keys and values of what was computed while there is room, for requests that begin "
+        f"alike; off: do not (default: {_DEFAULTS.prefix_cache})",
+    )
+    engine.add_argument(
+        "--itl-target-ms",
+        metavar="MS",
+        help="time between two tokens of a stream that other people's prompts may cause; prompts are read in "
+        f"pieces that keep it (default: {_DEFAULTS.itl_target_ms})",
+    )
+    engine.add_argument(
+        "--kv-over-commit",
+        metavar="FACTOR",
+        help="requests are let in until their forecasts need the KV memory this many times; above 1 more run "
+        f"at once and more may be computed twice (default: {_DEFAULTS.kv_over_commit:g})",
+    )
+    engine.add_argument(
         "--fake-step-ms", metavar="MS", help="time that a step of the fake runner takes (default: 0)"
     )

@@ -13,6 +13,8 @@ or not.
 from __future__ import annotations
 
 import time
+from collections import deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,11 +22,12 @@ import numpy as np
 from rung.errors import ErrorCode, RequestError
 from rung.runner.protocol import RunnerInfo
 from rung.sampling.edits import edited_logits
-from rung.scheduler.batch import LogprobRow, PromptLogprobs, StepOutput
+from rung.scheduler.batch import PENDING, LogprobRow, PromptLogprobs, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from rung.runner.protocol import PendingOutput
     from rung.scheduler.batch import F32, I32, U64, SamplingColumns, StepPlan
 
 # What memory that belongs to nobody holds.
@@ -136,9 +139,13 @@ class FakeRunner:
     """Implements `Runner` over numpy.
 
     step_s: seconds that `forward` sleeps to stand for the time of a real step.
+    depth:  2 makes it a device that runs what was launched when somebody waits for it, and no sooner.
+            The poison of freed blocks strikes at once, as a wipe or a copy from outside would.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int, step_s: float = 0.0) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, vocab_size: int, step_s: float = 0.0, depth: int = 1
+    ) -> None:
         self._info = RunnerInfo(
             name="fake",
             num_blocks=num_blocks,
@@ -146,11 +153,15 @@ class FakeRunner:
             kv_bytes_per_block=block_size * 8,
             weight_bytes=0,
             batch_invariant=True,
+            depth=depth,
         )
         self._vocab_size = vocab_size
         self._step_s = step_s
         self._kv: U64 = np.full((num_blocks, block_size), POISON, dtype=np.uint64)
         self._powers: U64 = np.ones(1, dtype=np.uint64)
+        # Launched and not run; the last id that each state row chose.
+        self._launched: deque[StepPlan] = deque()
+        self._last_ids: dict[int, int] = {}
 
     @property
     def info(self) -> RunnerInfo:
@@ -158,10 +169,35 @@ class FakeRunner:
         return self._info
 
     def forward(self, plan: StepPlan) -> None:
-        """Poison the freed blocks, then store the slots of the plan's tokens."""
+        """Poison the freed blocks, copy blocks, then store the slots of the plan's tokens."""
         if self._step_s > 0:
             time.sleep(self._step_s)
+        for other in self._launched:
+            if np.isin(plan.freed_blocks, other.block_tables).any():
+                raise ValueError(f"plan {plan.step_id} frees blocks that plan {other.step_id} still uses")
         self._kv[plan.freed_blocks] = np.uint64(POISON)
+        if self._info.depth == 1:
+            self._run(plan)
+        else:
+            self._launched.append(plan)
+
+    def sample(self, plan: StepPlan) -> PendingOutput:
+        """Choose tokens from the slots as they stand in memory after `forward`."""
+        return self._choose(plan) if self._info.depth == 1 else _Launched(self, plan)
+
+    def wait(self, plan: StepPlan) -> StepOutput:
+        """Run what was launched up to this plan's choice of tokens."""
+        while self._launched and self._launched[0].step_id <= plan.step_id:
+            self._run(self._launched.popleft())
+        output = self._choose(plan)
+        self._last_ids |= zip(plan.rows[plan.sample_rows].tolist(), output.token_ids.tolist(), strict=True)
+        return output
+
+    def _run(self, plan: StepPlan) -> None:
+        """Copy blocks, then store the slots of the plan's tokens."""
+        if (plan.token_ids == PENDING).any():
+            plan = self._with_last_ids(plan)
+        self._kv[plan.block_copies[:, 1]] = self._kv[plan.block_copies[:, 0]]
         query_lens = plan.query_lens
         self._check_covered(plan, plan.num_computed + query_lens)
         folds = self._fold(plan.block_tables, plan.num_computed)
@@ -170,8 +206,15 @@ class FakeRunner:
         for row in np.flatnonzero(query_lens != 1).tolist():
             self._store_chunk(plan, row, int(folds[row]))
 
-    def sample(self, plan: StepPlan) -> StepOutput:
-        """Choose tokens from the slots as they stand in memory after `forward`."""
+    def _with_last_ids(self, plan: StepPlan) -> StepPlan:
+        token_ids = plan.token_ids.copy()
+        for row, place in zip(plan.rows.tolist(), (plan.query_start[1:] - 1).tolist(), strict=True):
+            if token_ids[place] == PENDING:
+                # A row whose step failed has none, and nobody looks at what becomes of it.
+                token_ids[place] = self._last_ids.get(row, 0)
+        return replace(plan, token_ids=token_ids)
+
+    def _choose(self, plan: StepPlan) -> StepOutput:
         sampling = plan.sampling
         rows = plan.sample_rows
         lengths = plan.num_computed[rows] + plan.query_lens[rows]
@@ -290,3 +333,15 @@ class FakeRunner:
                 top_logprobs=(chosen[ids, None] - steps).astype(np.float32),
             )
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """The choice of a plan's tokens that has been launched."""
+
+    runner: FakeRunner
+    plan: StepPlan
+
+    def wait(self) -> StepOutput:
+        """See `PendingOutput`."""
+        return self.runner.wait(self.plan)

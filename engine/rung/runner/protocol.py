@@ -16,6 +16,9 @@ class RunnerInfo:
     kv_bytes_per_block: bytes of one block over all layers, keys and values.
     batch_invariant:    a row's answer is bitwise the same in any batch.
     details:            how it computes, for the start-up table.
+    depth:              steps that may be under way at once. With 2, `forward` and `sample` only launch,
+                        the device runs what is launched in order, and the ids that a step chooses stay
+                        on it, by state row, for the next one.
     """
 
     name: str
@@ -25,6 +28,15 @@ class RunnerInfo:
     weight_bytes: int
     batch_invariant: bool
     details: str = ""
+    depth: int = 1
+
+
+class PendingOutput(Protocol):
+    """What a step will have chosen. A `StepOutput` is one that is there already."""
+
+    def wait(self) -> StepOutput:
+        """The output, once the device has got that far."""
+        ...
 
 
 class Runner(Protocol):
@@ -37,11 +49,18 @@ class Runner(Protocol):
         ...
 
     def forward(self, plan: StepPlan) -> None:
-        """Compute the plan's tokens and store their KV. The plan's `freed_blocks` are wiped first."""
+        """Compute the plan's tokens and store their KV.
+
+        Before that the plan's `freed_blocks` may be wiped, and then its `block_copies` are made.
+        """
         ...
 
-    def sample(self, plan: StepPlan) -> StepOutput:
-        """Choose one token for each of the plan's sampling rows, after `forward` of the same plan."""
+    def sample(self, plan: StepPlan) -> PendingOutput:
+        """Choose one token for each of the plan's sampling rows, after `forward` of the same plan.
+
+        The plan's sampling columns may be newer than those that `forward` saw: they know the tokens
+        of the step before.
+        """
         ...
 
     def close(self) -> None:

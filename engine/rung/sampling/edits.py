@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 Ids = npt.NDArray[np.integer]
 
 _LARGEST = np.finfo(np.float32).max
@@ -27,7 +28,8 @@ def edited_logits(logits: F32, columns: SamplingColumns) -> tuple[I64, F32]:
 
     Returns rows [E] i64, ascending, and their logits [E, vocab_size]: finite, or -inf where an id
     must not be chosen. Order: repetition penalty, frequency and presence penalty, bias, then
-    everything that forbids.
+    everything that forbids. Stop ids of an answer that is too short are not forbidden where a
+    grammar allows nothing else.
     """
     rows = columns.edited_rows()
     edited: F32 = logits[rows]
@@ -51,7 +53,19 @@ def _edit(edited: F32, rows: I64, columns: SamplingColumns) -> None:
             if row.rules.bad_words is not None
         ]
         _ban(edited, words)
-    _ban(edited, [(place[row], ids) for row, ids in columns.banned_ids])
+    masked: list[int] = []
+    if columns.masks is not None:
+        masked = [place[row] for row in columns.masks.rows.tolist()]
+        _mask(edited, masked, columns.masks.bits)
+    # Where a grammar has come to its end, an answer that is too short ends all the same.
+    _ban(
+        edited,
+        [
+            (place[row], ids)
+            for row, ids in columns.banned_ids
+            if place[row] not in masked or _leaves_some(edited[place[row]], ids)
+        ],
+    )
 
 
 def _penalise_repetition(edited: F32, ruled: Sequence[RuledRow], places: Sequence[int]) -> None:
@@ -107,6 +121,20 @@ def _ban(edited: F32, banned: Sequence[tuple[int, Ids]]) -> None:
     if banned:
         rows, ids = _pairs(banned)
         edited[rows, ids] = -np.inf
+
+
+def _mask(edited: F32, places: Sequence[int], bits: U32) -> None:
+    vocab_size = edited.shape[1]
+    # One row at a time, so that a row's logits stay in the cache.
+    for at, words in zip(places, bits.astype("<u4", copy=False), strict=True):
+        allowed = np.unpackbits(words.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)
+        np.copyto(edited[at], -np.inf, where=~allowed)
+
+
+def _leaves_some(logits: F32, banned: Ids) -> bool:
+    rest = logits.copy()
+    rest[banned] = -np.inf
+    return bool(rest.max() > -np.inf)
 
 
 def _pairs(rows: Iterable[tuple[int, Ids]]) -> tuple[I64, I64]:

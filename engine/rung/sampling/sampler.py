@@ -55,8 +55,10 @@ def sample(logits: F32, columns: SamplingColumns) -> SampledTokens:
             token_ids[index] = allowed.get(index, logits[index]).argmax()
     for index, number in zip(drawn.tolist(), uniforms, strict=True):
         if index not in failed:
-            token_ids[index] = _draw(
-                allowed.get(index, logits[index]),
+            # What rules or a grammar forbid need not be weighed: often that is nearly everything.
+            ids = np.flatnonzero(allowed[index] > -np.inf) if index in allowed else None
+            choice = _draw(
+                logits[index] if ids is None else allowed[index][ids],
                 temperature=float(columns.temperature[index]),
                 top_k=int(columns.top_k[index]),
                 top_p=float(columns.top_p[index]),
@@ -64,6 +66,7 @@ def sample(logits: F32, columns: SamplingColumns) -> SampledTokens:
                 typical_p=float(columns.typical_p[index]),
                 number=float(number),
             )
+            token_ids[index] = choice if ids is None else ids[choice]
     logprobs = {
         int(index): logprob_row(logits[index], int(token_ids[index]), int(columns.top_logprobs[index]))
         for index in np.flatnonzero(columns.top_logprobs >= 0)

@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from rung.request import Finished, Started
     from rung.sampling.rules import TokenRules
 
+# In the place of a token that a step in flight is still to choose.
+PENDING = -1
+
 Bool = npt.NDArray[np.bool_]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+U32 = npt.NDArray[np.uint32]
 U64 = npt.NDArray[np.uint64]
 F32 = npt.NDArray[np.float32]
 
@@ -40,6 +44,18 @@ class RuledRow:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """Which ids some sampling rows may choose.
+
+    rows [G] i64                         indices in 0..S, ascending
+    bits [G, ceil(vocab_size / 32)] u32  bit k of word w stands for id 32 w + k; set: allowed
+    """
+
+    rows: I64
+    bits: U32
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingColumns:
     """Parameters of the S rows that sample, in plan order.
 
@@ -54,6 +70,7 @@ class SamplingColumns:
     typical_p    [S] f32    1 keeps all
     banned_ids   one entry per row that has some: (index in 0..S, ids that must not be chosen)
     ruled        one entry per row that has rules on single ids, by rising index
+    masks        None: no row follows a grammar. Filled in between planning and sampling
     """
 
     temperature: F32
@@ -67,12 +84,14 @@ class SamplingColumns:
     typical_p: F32
     banned_ids: tuple[tuple[int, I32], ...] = ()
     ruled: tuple[RuledRow, ...] = ()
+    masks: TokenMasks | None = None
 
     def edited_rows(self) -> I64:
         """Rows whose logits are changed before a token is chosen, ascending: [E] i64."""
-        if not self.banned_ids and not self.ruled:
+        masked = [] if self.masks is None else self.masks.rows.tolist()
+        if not self.banned_ids and not self.ruled and not masked:
             return np.empty(0, dtype=np.int64)
-        return np.unique([index for index, _ in self.banned_ids] + [row.index for row in self.ruled])
+        return np.unique([index for index, _ in self.banned_ids] + [row.index for row in self.ruled] + masked)
 
     def special_rows(self) -> Bool:
         """Rows that want more than the best id or a draw by temperature, top-k and top-p: [S] bool."""
@@ -86,12 +105,16 @@ class SamplingColumns:
         changes: dict[str, object] = {
             item.name: getattr(self, item.name)[rows]
             for item in fields(self)
-            if item.name not in {"banned_ids", "ruled"}
+            if item.name not in {"banned_ids", "ruled", "masks"}
         }
         changes["banned_ids"] = tuple((place[row], ids) for row, ids in self.banned_ids if row in place)
         changes["ruled"] = tuple(
             replace(row, index=place[row.index]) for row in self.ruled if row.index in place
         )
+        if self.masks is not None:
+            kept = np.flatnonzero(np.isin(self.masks.rows, rows))
+            places = np.searchsorted(rows, self.masks.rows[kept])
+            changes["masks"] = TokenMasks(places, self.masks.bits[kept])
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -112,6 +135,12 @@ class PromptColumns:
     tokens: I32
     target_ids: I32
 
+    def first_ids(self, plan: StepPlan) -> I32:
+        """Position in its prompt of each row's first id: [P] i32."""
+        first_tokens = self.tokens[np.cumsum(self.counts) - self.counts]
+        first_ids: I32 = plan.num_computed[self.rows] + first_tokens - plan.query_start[self.rows] + 1
+        return first_ids
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -121,13 +150,16 @@ class StepPlan:
     rows         [R] i32    state row of each row, stable while the request is admitted
     request_ids  [R] i64
     query_start  [R+1] i32  row r computes token_ids[query_start[r]:query_start[r+1]]
-    token_ids    [T] i32
+    token_ids    [T] i32    -1 (PENDING): the id that the row in this state row chose last, which only the
+                            runner knows yet
     num_computed [R] i32    tokens already in KV = absolute position of the row's first query
     block_tables [R, B] i32 -1 past the end; covers num_computed + query length
     sample_rows  [S] i32    indices into R, ascending; the row's last query token is its last known one
     sampling     columns over S
-    freed_blocks [F] i32    blocks released since the last plan; a runner may poison them
-                            before it stores KV (some may already belong to a row of this plan)
+    freed_blocks [F] i32    blocks whose content was dropped since the last plan; a runner may poison
+                            them before it does anything else (some may already belong to a row of
+                            this plan)
+    block_copies [C, 2] i32 (source, target): blocks to be copied before KV is stored
     prompts      None: no row wants logprobs of its prompt
     """
 
@@ -141,6 +173,7 @@ class StepPlan:
     sample_rows: I32
     sampling: SamplingColumns
     freed_blocks: I32
+    block_copies: I32 = field(default_factory=lambda: np.empty((0, 2), dtype=np.int32))
     prompts: PromptColumns | None = None
 
     @property
@@ -194,12 +227,18 @@ class StepOutput:
     logprobs  {index in 0..S: LogprobRow} for rows that asked
     failed    {index in 0..R: error} for rows that must end, such as non-finite logits
     prompts   {index in 0..R: logprobs} for rows of `StepPlan.prompts`
+    grammar_ns that masks took, beside the forward pass
     """
 
     token_ids: I32
     logprobs: dict[int, LogprobRow]
     failed: dict[int, RequestError]
     prompts: dict[int, PromptLogprobs] = field(default_factory=dict)
+    grammar_ns: int = 0
+
+    def wait(self) -> StepOutput:
+        """An output that is here: see `rung.runner.protocol.PendingOutput`."""
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +260,11 @@ class StepEvents:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Counts after the last call; totals are since the scheduler was made."""
+    """Counts after the last call; totals are since the scheduler was made.
+
+    recomputed_tokens_total: tokens computed again after preemptions.
+    cached_tokens_total:     prompt tokens whose KV was reused.
+    """
 
     num_running: int
     num_waiting: int
@@ -230,3 +273,5 @@ class SchedulerStats:
     preemptions_total: int
     prompt_tokens_total: int
     generation_tokens_total: int
+    recomputed_tokens_total: int = 0
+    cached_tokens_total: int = 0

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from rung.errors import ConfigError, ErrorCode, RequestError
+from rung.scheduler.policies import PolicyConfig
 from rung.scheduler.table import blocks_for
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Limits. All are at least 1.
+    """Limits, all at least 1, and what the scheduler does within them.
 
     num_blocks:             KV blocks of the runner.
     block_size:             tokens per block.
@@ -22,6 +23,9 @@ class SchedulerConfig:
     max_num_batched_tokens: tokens per step, over all rows.
     max_waiting:            requests accepted and not yet running.
     max_model_len:          tokens of one request, prompt and answer.
+    prefix_cache:           whether KV of prefixes is kept and found again.
+    depth:                  plans that may be in flight; 1 means that each lands before the next is made.
+    policies:               how the budget, the memory and the order are decided.
     """
 
     num_blocks: int
@@ -30,11 +34,15 @@ class SchedulerConfig:
     max_num_batched_tokens: int
     max_waiting: int
     max_model_len: int
+    prefix_cache: bool = True
+    depth: int = 1
+    policies: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
         for item in fields(self):
-            if getattr(self, item.name) < 1:
-                raise ConfigError(f"{item.name} is {getattr(self, item.name)}; it must be at least 1.")
+            value = getattr(self, item.name)
+            if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+                raise ConfigError(f"{item.name} is {value}; it must be at least 1.")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens} and max_num_seqs is "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rung.scheduler.batch import I32, PromptColumns, RuledRow, SamplingColumns
+from rung.scheduler.batch import I32, PENDING, PromptColumns, RuledRow, SamplingColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,12 @@ class StateTable:
     request_id   [N] i64       -1: the row is empty
     num_prompt, num_tokens, num_computed, min_total, max_total   [N] i32
                                min_total: stop ids are banned while num_tokens is below it
+    num_pending  [N] i32       tokens that steps in flight choose: not in num_tokens, and PENDING in token_ids
+    num_stored   [N] i32       tokens whose KV a step that has landed stored; num_computed runs ahead
+                               of it by what is in flight
+    num_named    [N] i32       blocks from the first on that need no name in the prefix cache any more
+    planned      [N] i32       tokens for which the row was let in
+    priority, arrival [N] i64  of the request
     started      [N] bool      the request's first token exists
     token_ids    [N, max_model_len] i32
     num_blocks, max_blocks [N] i32   blocks held, and held at most in its life
@@ -49,6 +55,12 @@ class StateTable:
         self.num_prompt = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int32)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_pending = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_stored = np.zeros(max_num_seqs, dtype=np.int32)
+        self.num_named = np.zeros(max_num_seqs, dtype=np.int32)
+        self.planned = np.zeros(max_num_seqs, dtype=np.int32)
+        self.priority = np.zeros(max_num_seqs, dtype=np.int64)
+        self.arrival = np.zeros(max_num_seqs, dtype=np.int64)
         self.min_total = np.zeros(max_num_seqs, dtype=np.int32)
         self.max_total = np.zeros(max_num_seqs, dtype=np.int32)
         self.started = np.zeros(max_num_seqs, dtype=np.bool_)
@@ -73,16 +85,21 @@ class StateTable:
         self._num_scored = np.zeros(max_num_seqs, dtype=np.int32)
         self._distinct_prompt_ids = [np.empty(0, dtype=np.int32)] * max_num_seqs
 
-    def enter(self, row: int, request: Request) -> None:
-        """Fill an empty row with a request of which nothing is computed."""
+    def enter(self, row: int, request: Request, num_stored: int, num_named: int) -> None:
+        """Fill an empty row with a request whose first `num_stored` tokens have their KV."""
         sampling, stopping = request.sampling, request.stopping
         num_tokens = len(request.token_ids)
         self.request_id[row] = request.request_id
         self.num_prompt[row] = request.num_prompt_tokens
         self.num_tokens[row] = num_tokens
-        self.num_computed[row] = 0
+        self.num_computed[row] = num_stored
+        self.num_pending[row] = 0
+        self.num_stored[row] = num_stored
+        self.num_named[row] = num_named
         self.min_total[row] = request.num_prompt_tokens + min(stopping.min_tokens, stopping.max_tokens)
         self.max_total[row] = request.max_total_tokens
+        self.priority[row] = request.priority
+        self.arrival[row] = request.arrival
         self.started[row] = request.started
         self.token_ids[row, :num_tokens] = request.token_ids
         self.max_blocks[row] = blocks_for(request.max_total_tokens, self.block_size)
@@ -135,11 +152,17 @@ class StateTable:
         missing: I32 = np.maximum(needed - self.num_blocks[rows], 0)
         return missing
 
+    def expect_tokens(self, rows: I32) -> None:
+        """A step in flight chooses one more token for each row."""
+        self.token_ids[rows, self.num_tokens[rows] + self.num_pending[rows]] = PENDING
+        self.num_pending[rows] += 1
+
     def append_tokens(self, rows: I32, token_ids: I32) -> None:
-        """Add one token to each row: [R] i32."""
+        """Here is the first expected token of each row: [R] i32."""
         position = self.num_tokens[rows]
         self.token_ids[rows, position] = token_ids
         self.num_tokens[rows] = position + 1
+        self.num_pending[rows] -= 1
 
     def is_stop(self, rows: I32, token_ids: I32) -> Bool:
         """Whether each row's token is one of its stop ids: [R] bool."""
@@ -164,7 +187,7 @@ class StateTable:
 
     def sampling_columns(self, rows: I32) -> SamplingColumns:
         """Parameters of the rows that sample, in this order."""
-        position = self.num_tokens[rows]
+        position = self.num_tokens[rows] + self.num_pending[rows]
         banned = np.flatnonzero(position < self.min_total[rows]).tolist()
         return SamplingColumns(
             temperature=self._temperature[rows],

@@ -33,6 +33,9 @@ PROTOCOL = 1
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # A Submit travels inside a SessionRequest, whose tag and length come on top.
 MAX_SUBMIT_BYTES = MAX_MESSAGE_BYTES - 1024
+MAX_CACHE_SALT_BYTES = 64
+# Longer than any engine runs: milliseconds beyond it are no deadline.
+MAX_DEADLINE_MS = 1 << 53
 
 _ERROR_CODES = {
     ErrorCode.INVALID_ARGUMENT: step_pb2.ENGINE_ERROR_CODE_INVALID_ARGUMENT,
@@ -42,6 +45,7 @@ _ERROR_CODES = {
     ErrorCode.DRAINING: step_pb2.ENGINE_ERROR_CODE_DRAINING,
     ErrorCode.NON_FINITE: step_pb2.ENGINE_ERROR_CODE_NON_FINITE,
     ErrorCode.INTERNAL: step_pb2.ENGINE_ERROR_CODE_INTERNAL,
+    ErrorCode.DEADLINE: step_pb2.ENGINE_ERROR_CODE_DEADLINE,
 }
 _FINISH_REASONS = {
     FinishReason.STOP: step_pb2.FINISH_REASON_STOP,
@@ -62,6 +66,8 @@ class EngineFacts:
     max_model_len: prompt and answer together, in tokens.
     max_num_seqs:  rows that run at once; max_waiting: rows that may wait.
     max_samples:   handles in one Submit.
+    supports_grammar: the tokenizer can be used with grammars.
+    prefix_cache:  whether KV of prefixes is kept and found again.
     """
 
     model: ModelMetadata
@@ -70,6 +76,7 @@ class EngineFacts:
     max_model_len: int
     max_num_seqs: int
     max_waiting: int
+    prefix_cache: bool = True
     max_samples: int = 128
     max_top_logprobs: int = 20
     max_stop_token_ids: int = 256
@@ -77,6 +84,8 @@ class EngineFacts:
     max_allowed_token_ids: int = 16384
     max_bad_words: int = 256
     max_bad_word_tokens: int = 64
+    max_grammar_bytes: int = 1024 * 1024
+    supports_grammar: bool = False
 
     @property
     def vocab_size(self) -> int:
@@ -89,9 +98,14 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
     model = facts.model
     capabilities = [
         model_pb2.CAPABILITY_LOGPROBS,
+        model_pb2.CAPABILITY_PRIORITY,
         model_pb2.CAPABILITY_SAMPLING_EXTRA,
         model_pb2.CAPABILITY_PROMPT_LOGPROBS,
     ]
+    if facts.supports_grammar:
+        capabilities.append(model_pb2.CAPABILITY_GRAMMAR)
+    if facts.prefix_cache:
+        capabilities.append(model_pb2.CAPABILITY_PREFIX_CACHE)
     if facts.batch_invariant:
         capabilities.append(model_pb2.CAPABILITY_BATCH_INVARIANT)
     return model_pb2.DescribeResponse(
@@ -116,10 +130,12 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
             max_samples=facts.max_samples,
             max_top_logprobs=facts.max_top_logprobs,
             max_stop_token_ids=facts.max_stop_token_ids,
+            max_cache_salt_bytes=MAX_CACHE_SALT_BYTES,
             max_logit_bias=facts.max_logit_bias,
             max_allowed_token_ids=facts.max_allowed_token_ids,
             max_bad_words=facts.max_bad_words,
             max_bad_word_tokens=facts.max_bad_word_tokens,
+            max_grammar_bytes=facts.max_grammar_bytes,
         ),
         capabilities=capabilities,
         tokenizer_files=[
@@ -171,6 +187,7 @@ def to_requests(
     prompt_ids = _prompt_ids(submit.prompt_ids, facts)
     sampling = sampling_params(submit, facts)
     stopping = _stopping(submit.stopping, len(prompt_ids), facts)
+    salt = _cache_salt(submit)
     return [
         Request(
             request_id=request_id(session_number, handle),
@@ -182,6 +199,10 @@ def to_requests(
                 prompt_top_logprobs=sampling.prompt_top_logprobs if index == 0 else None,
             ),
             stopping=stopping,
+            priority=submit.priority,
+            deadline_s=_deadline_s(submit),
+            cache_salt=salt,
+            group_id=request_id(session_number, handles[0]) if len(handles) > 1 else -1,
         )
         for index, handle in enumerate(handles)
     ]
@@ -229,6 +250,20 @@ def _stopping(stopping: generation_pb2.Stopping, num_prompt: int, facts: EngineF
     )
 
 
+def _cache_salt(submit: generation_pb2.Submit) -> bytes:
+    if len(submit.cache_salt) > MAX_CACHE_SALT_BYTES:
+        raise invalid(
+            f"cache_salt may have at most {MAX_CACHE_SALT_BYTES} bytes, but it has {len(submit.cache_salt)}."
+        )
+    return submit.cache_salt
+
+
+def _deadline_s(submit: generation_pb2.Submit) -> float | None:
+    if not submit.HasField("deadline_ms") or submit.deadline_ms > MAX_DEADLINE_MS:
+        return None
+    return submit.deadline_ms / 1e3
+
+
 def stats(counts: SchedulerStats, timing: StepTiming) -> step_pb2.EngineStats:
     """The engine's state after its last step, and what that step took."""
     return step_pb2.EngineStats(
@@ -240,9 +275,12 @@ def stats(counts: SchedulerStats, timing: StepTiming) -> step_pb2.EngineStats:
         step_tokens=timing.tokens,
         step_host_ns=timing.step_host_ns,
         step_device_ns=timing.step_device_ns,
+        grammar_ns=timing.grammar_ns,
         preemptions_total=counts.preemptions_total,
         prompt_tokens_total=counts.prompt_tokens_total,
         generation_tokens_total=counts.generation_tokens_total,
+        recomputed_tokens_total=counts.recomputed_tokens_total,
+        cached_tokens_total=counts.cached_tokens_total,
     )
 
 

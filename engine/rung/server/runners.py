@@ -44,7 +44,7 @@ def _reference(model: OpenModel, options: ModelOptions) -> RunnerPlan:
             raise
         raise ConfigError(
             "The reference runner needs torch, which is not installed; install rung[torch] "
-            "(in a clone: make setup)."
+            "(in a clone: make setup-torch)."
         ) from error
     config = model.metadata.config
 

@@ -50,6 +50,7 @@ def sampling_params(submit: generation_pb2.Submit, facts: EngineFacts) -> Sampli
         min_p=min_p,
         typical_p=_share("typical_p", given.typical_p if given.HasField("typical_p") else 1.0),
         rules=_rules(given, facts),
+        grammar=_grammar(submit, facts),
         prompt_top_logprobs=(
             _top_n(submit.logprobs.prompt_top_n, facts) if submit.logprobs.HasField("prompt_top_n") else None
         ),
@@ -72,6 +73,21 @@ def _top_n(top_n: int, facts: EngineFacts) -> int:
     if top_n > facts.max_top_logprobs:
         raise invalid(f"At most {facts.max_top_logprobs} alternatives per token can be given, not {top_n}.")
     return top_n
+
+
+def _grammar(submit: generation_pb2.Submit, facts: EngineFacts) -> str | None:
+    if not submit.HasField("grammar"):
+        return None
+    if not facts.supports_grammar:
+        raise invalid("This engine cannot follow grammars; ask without one.")
+    text: str = submit.grammar.llguidance
+    num_bytes = len(text.encode())
+    if num_bytes > facts.max_grammar_bytes:
+        raise invalid(
+            f"The grammar has {num_bytes} bytes, but at most {facts.max_grammar_bytes} are taken; "
+            "make it smaller."
+        )
+    return text
 
 
 def _rules(given: generation_pb2.Sampling, facts: EngineFacts) -> TokenRules | None:

@@ -124,19 +124,17 @@ impl Frame {
         expect_total(counts, &ranks, "ranks")?;
         expect_total(counts, &tokens.chosen, "logprobs of prompts")?;
         for (handle, count) in handles.iter().zip(counts.iter()) {
-            let row = tokens.take(count)?;
-            match wrong_value(&[], &row, vocab_size) {
-                Some(reason) => self.fault(handle, reason, false),
-                None => {
-                    let ranks = ranks.take(count)?;
-                    let row = row.into_iter().zip(ranks.iter()).map(|(token, rank)| PromptLogprobs {
-                        chosen: token.chosen,
-                        rank,
-                        top: token.top,
-                    });
-                    self.events.push((handle, RowEvent::Prompt(row.collect())));
-                }
+            let (row, ranks) = (tokens.take(count)?, ranks.take(count)?);
+            if let Some(reason) = wrong_value(&[], &row, vocab_size) {
+                self.fault(handle, reason, false);
+                continue;
             }
+            let row = row.into_iter().zip(ranks.iter()).map(|(token, rank)| PromptLogprobs {
+                chosen: token.chosen,
+                rank,
+                top: token.top,
+            });
+            self.events.push((handle, RowEvent::Prompt(row.collect())));
         }
         Ok(())
     }

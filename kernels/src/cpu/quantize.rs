@@ -1,7 +1,9 @@
 //! Activations as signed bytes in groups of 32, in the order in which matrix kernels read them.
 //!
-//! A group has one scale, amax / 127; a code is x * (127 / amax) rounded to nearest, ties to
-//! even, so within ±127. A row's codes depend on that row alone.
+//! A group has a middle, halfway between its least and its greatest value, and a scale, the distance
+//! from there to either over 127. A code is (x - middle) / scale rounded to nearest, ties to even,
+//! so within ±127, and stands for middle + scale * code. Activations lean to one side often enough
+//! that a middle halves the error that a scale alone makes. A row's codes depend on that row alone.
 
 #![expect(unsafe_code, reason = "units write their own rows of one slice")]
 
@@ -21,8 +23,8 @@ pub const START: i32 = 0x4B40_0000;
 /// `START` read as a float.
 pub const START_VALUE: f32 = 12_582_912.0;
 
-/// Groups smaller than this are zero: 127 / amax would not be finite.
-const SMALLEST_AMAX: f32 = 1e-36;
+/// Groups narrower than this are their middle: 127 / radius would not be finite.
+const SMALLEST_RADIUS: f32 = 1e-36;
 
 /// One group of eight rows.
 #[derive(Debug, Clone, Copy)]
@@ -30,10 +32,12 @@ const SMALLEST_AMAX: f32 = 1e-36;
 pub struct GroupBlock {
     /// Codes in chunks of four.
     pub codes: [[[i8; 4]; GROUP / 4]; BLOCK_ROWS],
-    /// amax / 127; NaN for a group with a value that is not finite.
+    /// Steps between codes; NaN for a group with a value that is not finite.
     pub scales: [f32; BLOCK_ROWS],
-    /// scale * (sum of the codes), which a weight's minimum is multiplied with.
-    pub scaled_sums: [f32; BLOCK_ROWS],
+    /// What code 0 stands for; it is multiplied with the sum of a group of weights.
+    pub middles: [f32; BLOCK_ROWS],
+    /// The sum of what the codes stand for, which a weight's minimum is multiplied with.
+    pub sums: [f32; BLOCK_ROWS],
     /// `START` - 128 * (sum of the codes): for weights with a bias of 128.
     pub minus_bias: [i32; BLOCK_ROWS],
     /// The same for the first and the second 16 codes.
@@ -46,10 +50,22 @@ impl GroupBlock {
     const ZERO: Self = Self {
         codes: [[[0; 4]; GROUP / 4]; BLOCK_ROWS],
         scales: [0.0; BLOCK_ROWS],
-        scaled_sums: [0.0; BLOCK_ROWS],
+        middles: [0.0; BLOCK_ROWS],
+        sums: [0.0; BLOCK_ROWS],
         minus_bias: [START; BLOCK_ROWS],
         half_minus_bias: [[START; BLOCK_ROWS]; 2],
         minus_eight: [START; BLOCK_ROWS],
+    };
+
+    /// All codes 1, so that products with it are sums of weights.
+    pub const ONES: Self = Self {
+        codes: [[[1; 4]; GROUP / 4]; BLOCK_ROWS],
+        scales: [1.0; BLOCK_ROWS],
+        middles: [0.0; BLOCK_ROWS],
+        sums: [GROUP as f32; BLOCK_ROWS],
+        minus_bias: [START - 128 * GROUP as i32; BLOCK_ROWS],
+        half_minus_bias: [[START - 64 * GROUP as i32; BLOCK_ROWS]; 2],
+        minus_eight: [START - 8 * GROUP as i32; BLOCK_ROWS],
     };
 }
 
@@ -161,17 +177,24 @@ pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row
     // No closures: they would not be inlined into the code that is compiled for `S`.
     let bits = [s.to_bits(s.abs(x[0])), s.to_bits(s.abs(x[1]))];
     let amax = f32::from_bits(s.reduce_max_i32(s.max_i32(bits[0], bits[1])).cast_unsigned());
+    let greatest = s.reduce_max(s.max(x[0], x[1]));
+    let negated = [s.sub(s.zero(), x[0]), s.sub(s.zero(), x[1])];
+    let least = -s.reduce_max(s.max(negated[0], negated[1]));
+    // Halves first: the difference of two finite values need not be finite.
+    let radius = 0.5 * greatest - 0.5 * least;
+    let middle = 0.5 * greatest + 0.5 * least;
     let (scale, factor) = if !amax.is_finite() {
         (f32::NAN, None)
-    } else if amax < SMALLEST_AMAX {
+    } else if radius < SMALLEST_RADIUS {
         (0.0, None)
     } else {
-        (amax / 127.0, Some(127.0 / amax))
+        (radius / 127.0, Some(127.0 / radius))
     };
     let codes = match factor {
         Some(factor) => {
-            let factor = s.splat(factor);
-            [s.round(s.mul(x[0], factor)), s.round(s.mul(x[1], factor))]
+            let (middle, factor) = (s.splat(middle), s.splat(factor));
+            let distances = [s.sub(x[0], middle), s.sub(x[1], middle)];
+            [s.round(s.mul(distances[0], factor)), s.round(s.mul(distances[1], factor))]
         }
         None => [s.zero(); 2],
     };
@@ -184,7 +207,8 @@ pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row
     let (chunks, _) = bytes.as_flattened().as_chunks::<4>();
     block.codes[row].copy_from_slice(chunks);
     block.scales[row] = scale;
-    block.scaled_sums[row] = scale * sum as f32;
+    block.middles[row] = middle;
+    block.sums[row] = scale * sum as f32 + GROUP as f32 * middle;
     block.minus_bias[row] = START - 128 * sum;
     block.half_minus_bias[0][row] = START - 128 * sums[0];
     block.half_minus_bias[1][row] = START - 128 * sums[1];
@@ -202,15 +226,17 @@ mod tests {
         rows
     }
 
-    fn row_of(rows: &QuantizedRows, row: usize) -> Vec<(Vec<i8>, u32, u32, [i32; 4])> {
+    /// Codes, then scale, middle and sum as bits, then where integer sums start.
+    type Described = (Vec<i8>, [u32; 3], [i32; 4]);
+
+    fn row_of(rows: &QuantizedRows, row: usize) -> Vec<Described> {
         let first = row / BLOCK_ROWS * rows.num_groups();
         let blocks = &rows.blocks()[first..first + rows.num_groups()];
         let row = row % BLOCK_ROWS;
         let describe = |block: &GroupBlock| {
             (
                 block.codes[row].as_flattened().to_vec(),
-                block.scales[row].to_bits(),
-                block.scaled_sums[row].to_bits(),
+                floats(block.scales[row], block.middles[row], block.sums[row]),
                 [
                     block.minus_bias[row],
                     block.half_minus_bias[0][row],
@@ -222,24 +248,31 @@ mod tests {
         blocks.iter().map(describe).collect()
     }
 
+    /// Bits; what a group that is not finite has beside its scale is of no consequence.
+    fn floats(scale: f32, middle: f32, sum: f32) -> [u32; 3] {
+        if scale.is_nan() { [f32::NAN.to_bits(); 3] } else { [scale, middle, sum].map(f32::to_bits) }
+    }
+
     /// The definition, one value after the other.
-    fn expected(x: &[f32]) -> (Vec<i8>, u32, u32, [i32; 4]) {
-        let amax = x.iter().fold(0.0_f32, |amax, x| amax.max(x.abs()));
+    fn expected(x: &[f32]) -> Described {
+        let least = x.iter().copied().fold(f32::INFINITY, f32::min);
+        let greatest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let (radius, middle) = (0.5 * greatest - 0.5 * least, 0.5 * greatest + 0.5 * least);
         let (scale, codes): (f32, Vec<i8>) = if x.iter().any(|x| !x.is_finite()) {
             (f32::NAN, vec![0; x.len()])
-        } else if amax < SMALLEST_AMAX {
+        } else if radius < SMALLEST_RADIUS {
             (0.0, vec![0; x.len()])
         } else {
-            let factor = 127.0 / amax;
-            let code = |x: &f32| (x * factor).round_ties_even() as i8;
-            (amax / 127.0, x.iter().map(code).collect())
+            let factor = 127.0 / radius;
+            let code = |x: &f32| ((x - middle) * factor).round_ties_even() as i8;
+            (radius / 127.0, x.iter().map(code).collect())
         };
         let sum = |codes: &[i8]| codes.iter().copied().map(i32::from).sum::<i32>();
         let (low, high) = (sum(&codes[..16]), sum(&codes[16..]));
         let starts =
             [START - 128 * (low + high), START - 128 * low, START - 128 * high, START - 8 * (low + high)];
-        let scaled_sum = scale * (low + high) as f32;
-        (codes, scale.to_bits(), scaled_sum.to_bits(), starts)
+        let sum = scale * (low + high) as f32 + GROUP as f32 * middle;
+        (codes, floats(scale, middle, sum), starts)
     }
 
     fn value() -> impl Strategy<Value = f32> {
@@ -264,6 +297,27 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn codes_stand_for_the_values_to_half_a_step() {
+        let x: Vec<f32> = (0..GROUP as i32).map(|i| 100.0 + (i * 37 % 32) as f32).collect();
+        let rows = quantized(Isa::best(), &x, 1);
+        let block = &rows.blocks()[0];
+        for (x, code) in x.iter().zip(block.codes[0].as_flattened()) {
+            let value = block.middles[0] + block.scales[0] * f32::from(*code);
+            assert!((value - x).abs() <= 0.5 * block.scales[0] * 1.001, "{x} became {value}");
+        }
+        assert!(block.scales[0] < 0.13, "steps are as wide as the values are far apart, not as large");
+    }
+
+    #[test]
+    fn equal_values_are_kept_exactly() {
+        for value in [0.0, -3.25, 1e38] {
+            let rows = quantized(Isa::best(), &[value; GROUP], 1);
+            let block = &rows.blocks()[0];
+            assert_eq!((block.scales[0], block.middles[0]), (0.0, value));
         }
     }
 

@@ -159,6 +159,16 @@ impl PyModel {
         py.detach(|| self.model.poison(blocks)).map_err(value_error)
     }
 
+    fn copy_blocks(
+        &mut self,
+        py: Python<'_>,
+        sources: PyReadonlyArray1<'_, i32>,
+        targets: PyReadonlyArray1<'_, i32>,
+    ) -> PyResult<()> {
+        let (sources, targets) = (sources.as_slice()?, targets.as_slice()?);
+        py.detach(|| self.model.copy_blocks(sources, targets)).map_err(value_error)
+    }
+
     #[pyo3(signature = (token_ids, query_start, num_computed, block_tables, sample_rows, scored_tokens=None))]
     #[expect(clippy::too_many_arguments, reason = "columns of one step")]
     fn forward(
@@ -253,7 +263,7 @@ impl PyModel {
         Ok((
             PyArray1::from_vec(py, scores.iter().map(|scores| scores.is_finite).collect()),
             PyArray1::from_vec(py, scores.iter().map(|scores| scores.logit - scores.logsumexp).collect()),
-            PyArray1::from_vec(py, scores.iter().map(|scores| scores.rank as i32).collect()),
+            PyArray1::from_vec(py, scores.iter().map(|scores| scores.rank.cast_signed()).collect()),
             PyArray1::from_vec(py, tops().map(|(_, (id, _))| *id).collect()),
             PyArray1::from_vec(py, tops().map(|(scores, (_, logit))| logit - scores.logsumexp).collect()),
         ))

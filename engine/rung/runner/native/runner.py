@@ -31,18 +31,12 @@ if TYPE_CHECKING:
     from rung.scheduler.batch import PromptLogprobs, SamplingColumns, StepPlan
 
 
-# The one layer whose input stays float beside int8 ones. Its errors enter the KV cache and, through
-# attention, every later token: they made a third of the divergence from float activations, and this
-# small layer costs 2% of a step's time in float.
-_FLOAT_INPUT = "v_proj"
-
-
 class NativeRunner:
     """Runs every step's rows in one pass whose answers do not depend on the batch.
 
     num_threads:   None: what quota and affinity leave to this process.
     kv_dtype:      f32, bf16, or int8 with a scale per token and head.
-    activations:   int8 (in groups of 32, for quantized weights but `v_proj`) or float.
+    activations:   int8 (in groups of 32, for quantized weights) or float.
     isa:           one of `rung_kernels.AVAILABLE_ISAS`; None: the best.
     poison_freed:  fill freed blocks with NaN, so that reading one before it is rewritten shows.
     """
@@ -133,6 +127,8 @@ class NativeRunner:
         """Compute the plan's tokens and store their KV."""
         if self._poison_freed and len(plan.freed_blocks):
             self._model.poison(plan.freed_blocks)
+        if len(plan.block_copies):
+            self._model.copy_blocks(*np.ascontiguousarray(plan.block_copies.T))
         self._model.forward(
             plan.token_ids,
             plan.query_start,
@@ -200,8 +196,7 @@ def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
             if len(tensor.shape) == 1:
                 model.add_vector(name, tensor.format, tensor.data, tensor.shape[0])
             else:
-                takes_int8 = model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1])
-                if takes_int8 and not name.endswith(_FLOAT_INPUT):
+                if model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1]):
                     int8_inputs.add(name)
         except ValueError as error:
             raise ModelError(f"The native runner cannot use the model's weights: {error}.") from error

@@ -40,6 +40,13 @@ class PagedKV:
         for cache in (*self._keys, *self._values):
             cache.index_fill_(0, blocks, torch.nan)
 
+    def copy(self, pairs: torch.Tensor) -> None:
+        """Copy whole blocks: `pairs` [C, 2] int64 of (source, target)."""
+        if len(pairs) == 0:
+            return
+        for cache in (*self._keys, *self._values):
+            cache.index_copy_(0, pairs[:, 1], cache.index_select(0, pairs[:, 0]))
+
     def store(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write keys and values [num_tokens, num_kv_heads, head_dim] to `slots` [num_tokens] int64."""
         self._keys[layer].flatten(0, 1).index_copy_(0, slots, keys)

@@ -64,6 +64,7 @@ class ReferenceRunner:
     def forward(self, plan: StepPlan) -> None:
         """Compute the plan's tokens and store their KV; blocks freed since the last plan become NaN."""
         self._kv.poison(torch.from_numpy(plan.freed_blocks.astype(np.int64)))
+        self._kv.copy(torch.from_numpy(plan.block_copies.astype(np.int64)))
         self._ops.bind(plan)
         self._decoder(self._ops, self._config)
 

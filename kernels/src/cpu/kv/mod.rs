@@ -168,6 +168,24 @@ impl<F: KvFormat> Kv<F> {
         }
     }
 
+    /// Make a block of every layer hold what another one does.
+    pub fn copy(&mut self, source: usize, target: usize) {
+        let num_values = 2 * BLOCK_SIZE * self.shape.dim();
+        for layer in 0..self.shape.num_layers {
+            let tiles = |block| {
+                let first = self.shape.tile_index(layer, block, 0);
+                first..first + self.shape.num_kv_heads
+            };
+            let (from, to) = (tiles(source), tiles(target));
+            self.values.as_mut_slice().copy_within(scaled(&from, num_values), to.start * num_values);
+            if F::SCALED {
+                self.scales
+                    .as_mut_slice()
+                    .copy_within(scaled(&from, 2 * BLOCK_SIZE), to.start * 2 * BLOCK_SIZE);
+            }
+        }
+    }
+
     /// A handle through which several threads store tokens.
     pub fn writer(&mut self) -> KvWriter<'_, F> {
         KvWriter {

@@ -2,13 +2,15 @@
 //! groups in index order.
 //!
 //! Per output and group, whatever rows share the pass: `t = f32(sum) * w_scale`, rounded once;
-//! `acc = fma(t, a_scale, acc)`; with a minimum, `acc = fma(w_min, a_scaled_sum, acc)`.
+//! `acc = fma(t, a_scale, acc)`; then `acc = fma(w_sum, a_middle, acc)`, where `w_sum` is the sum of
+//! the group's weights without their minimum; with a minimum, `acc = fma(w_min, a_sum, acc)`.
 
 #![expect(
     clippy::needless_range_loop,
     reason = "loops over rows and tiles are unrolled, several arrays by one index"
 )]
 
+use std::cell::Cell;
 use std::ops::Range;
 
 use super::codes::{Ahead, Bytes, CHUNKS, Codes, Nibbles};
@@ -86,8 +88,17 @@ impl<C: Codes, G: Scales> Kernel for Multiply<'_, C, G> {
         }
         let num_groups = self.weight.num_groups();
         let num_steps = num_rows.div_ceil(S::ROWS) * num_groups;
+        // Taken and put back: the work itself must be inlined here, not into a closure.
+        let mut sums = SUMS.take();
         for (column, tile) in self.tiles.enumerate() {
             let tile = self.weight.tile(tile);
+            sums.clear();
+            if num_rows > S::ROWS {
+                for index in 0..num_groups {
+                    let sum = weight_sum::<S, C, G>(s, tile, index);
+                    sums.push(s.to_array(sum));
+                }
+            }
             let tile_bytes = self.weight.tile_bytes();
             let next = tile.codes.as_ptr().wrapping_add(tile_bytes);
             let mut ahead = Ahead::new(next, tile_bytes, num_steps);
@@ -99,13 +110,20 @@ impl<C: Codes, G: Scales> Kernel for Multiply<'_, C, G> {
                     blocks,
                     first: row % BLOCK_ROWS,
                     num_rows: num_rows - row,
+                    sums: &sums,
                     stride: num_tiles,
                     out: &mut self.out[row * num_tiles + column..],
                 };
                 row += pass.run_some::<S, C, G>(s, &mut ahead);
             }
         }
+        SUMS.set(sums);
     }
+}
+
+thread_local! {
+    /// Sums of the weights of a tile's groups, where several passes need them.
+    static SUMS: Cell<Vec<[f32; LANES]>> = const { Cell::new(Vec::new()) };
 }
 
 /// One tile times some rows of a block; row r goes to `out[r * stride]`.
@@ -114,6 +132,8 @@ struct Pass<'a> {
     blocks: &'a [GroupBlock],
     first: usize,
     num_rows: usize,
+    /// Of the weights of each group, or empty where they are still to be computed.
+    sums: &'a [[f32; LANES]],
     stride: usize,
     out: &'a mut [[f32; LANES]],
 }
@@ -137,8 +157,9 @@ impl Pass<'_> {
     /// Take `R` rows, of which those that exist are written.
     #[inline(always)]
     fn run<S: Simd, C: Codes, G: Scales, const R: usize>(self, s: S, ahead: &mut Ahead) -> usize {
-        let Self { tile, blocks, first, .. } = self;
+        let Self { tile, blocks, first, sums: weight_sums, .. } = self;
         assert!(first + R <= BLOCK_ROWS);
+        assert!(weight_sums.is_empty() || weight_sums.len() >= blocks.len());
         let mut accs = [s.zero(); R];
         let groups = tile.codes.chunks_exact(C::GROUP_BYTES).zip(blocks);
         for (index, (group, block)) in groups.enumerate() {
@@ -147,6 +168,11 @@ impl Pass<'_> {
             // run of instructions.
             let scales = [G::scale(s, tile.scales, index, 0), G::scale(s, tile.scales, index, 1)];
             let min = G::min(s, tile.scales, index);
+            let weight_sum = if weight_sums.is_empty() {
+                weight_sum::<S, C, G>(s, tile, index)
+            } else {
+                s.load(&weight_sums[index])
+            };
             if G::HALVES {
                 for half in 0..2 {
                     let sums = half_sums::<S, C, R>(s, group, block, first, half);
@@ -156,9 +182,12 @@ impl Pass<'_> {
                 let sums = group_sums::<S, C, R>(s, group, block, first);
                 add_group::<S, C, R>(s, scales[0], block, first, &sums, &mut accs);
             }
+            for r in 0..R {
+                accs[r] = s.fma(weight_sum, s.splat(block.middles[first + r]), accs[r]);
+            }
             if G::HAS_MIN {
                 for r in 0..R {
-                    accs[r] = s.fma(min, s.splat(block.scaled_sums[first + r]), accs[r]);
+                    accs[r] = s.fma(min, s.splat(block.sums[first + r]), accs[r]);
                 }
             }
         }
@@ -167,6 +196,25 @@ impl Pass<'_> {
         }
         R.min(self.num_rows)
     }
+}
+
+/// The sum of the weights of a group without their minimum: as a product with ones.
+#[inline(always)]
+pub(super) fn weight_sum<S: Simd, C: Codes, G: Scales>(s: S, tile: Tile<'_>, index: usize) -> S::F32 {
+    const ONES: &GroupBlock = &GroupBlock::ONES;
+    let group = &tile.codes[index * C::GROUP_BYTES..(index + 1) * C::GROUP_BYTES];
+    let scales = [G::scale(s, tile.scales, index, 0), G::scale(s, tile.scales, index, 1)];
+    let mut accs = [s.zero()];
+    if G::HALVES {
+        for half in 0..2 {
+            let sums = half_sums::<S, C, 1>(s, group, ONES, 0, half);
+            add_group::<S, C, 1>(s, scales[half], ONES, 0, &sums, &mut accs);
+        }
+    } else {
+        let sums = group_sums::<S, C, 1>(s, group, ONES, 0);
+        add_group::<S, C, 1>(s, scales[0], ONES, 0, &sums, &mut accs);
+    }
+    accs[0]
 }
 
 /// The integer sums of a group for rows `first..first + R`.

@@ -11,6 +11,7 @@ use std::cell::Cell;
 use std::ops::Range;
 
 use super::codes::{Ahead, CHUNKS, Codes};
+use super::int8::weight_sum;
 use super::quantized::{QuantizedWeight, Tile};
 use super::scales::Scales;
 use crate::cpu::quantize::{BLOCK_ROWS, GroupBlock, START_VALUE};
@@ -32,6 +33,8 @@ type WideGroup = [[u8; LANE_BYTES]; CHUNKS];
 struct Columns {
     /// Of each half, or of the whole group in the first.
     scales: [[f32; LANES]; 2],
+    /// Of the weights, without the minimum.
+    sum: [f32; LANES],
     min: [f32; LANES],
 }
 
@@ -49,7 +52,7 @@ struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        let columns = Columns { scales: [[0.0; LANES]; 2], min: [0.0; LANES] };
+        let columns = Columns { scales: [[0.0; LANES]; 2], sum: [0.0; LANES], min: [0.0; LANES] };
         Self { codes: [[[[0; LANE_BYTES]; CHUNKS]; STRIP]; TILES], columns: [[columns; STRIP]; TILES] }
     }
 }
@@ -158,6 +161,7 @@ fn unpack<S: Simd, C: Codes, G: Scales>(
         if G::HALVES {
             s.store(G::scale(s, tile.scales, index, 1), &mut columns.scales[1]);
         }
+        s.store(weight_sum::<S, C, G>(s, tile, index), &mut columns.sum);
         if G::HAS_MIN {
             s.store(G::min(s, tile.scales, index), &mut columns.min);
         }
@@ -208,12 +212,17 @@ fn pass<S: Simd, C: Codes, G: Scales, const T: usize>(
             dots::<S, C, T>(s, codes, block, first, 0..CHUNKS, &mut sums);
             add::<S, C, T>(s, columns, 0, block, first, &sums, &mut accs);
         }
+        for t in 0..T {
+            let sum = s.load(&columns[t].sum);
+            for r in 0..ROWS {
+                accs[r][t] = s.fma(sum, s.splat(block.middles[first + r]), accs[r][t]);
+            }
+        }
         if G::HAS_MIN {
             for t in 0..T {
                 let min = s.load(&columns[t].min);
                 for r in 0..ROWS {
-                    let sum = s.splat(block.scaled_sums[first + r]);
-                    accs[r][t] = s.fma(min, sum, accs[r][t]);
+                    accs[r][t] = s.fma(min, s.splat(block.sums[first + r]), accs[r][t]);
                 }
             }
         }

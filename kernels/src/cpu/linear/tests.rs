@@ -145,12 +145,19 @@ fn defined(format: Format, row: &[u8], x: &QuantizedRows, x_row: usize) -> f32 {
         } else {
             vec![(dot(0..32), scales[0])]
         };
+        let sum = |range: std::ops::Range<usize>| codes[range].iter().sum::<i32>() as f32;
+        let weight_sum = if halves {
+            sum(0..16) * scales[0] + sum(16..32) * scales[1]
+        } else {
+            sum(0..32) * scales[0]
+        };
         for (dot, scale) in parts {
             assert!(dot.abs() < 1 << 22 && START > 0);
             acc = (dot as f32 * scale).mul_add(block.scales[lane], acc);
         }
+        acc = weight_sum.mul_add(block.middles[lane], acc);
         if has_min {
-            acc = min.mul_add(block.scaled_sums[lane], acc);
+            acc = min.mul_add(block.sums[lane], acc);
         }
     }
     acc
@@ -330,7 +337,7 @@ fn gated_silu_is_the_same_apart_and_fused() {
 }
 
 /// What the rows hold, without the unused rows of the last block.
-fn product_of_rows(rows: &QuantizedRows, num_rows: usize) -> Vec<(Vec<i8>, u32, u32, i32)> {
+fn product_of_rows(rows: &QuantizedRows, num_rows: usize) -> Vec<(Vec<i8>, u32, u32, u32, i32)> {
     let num_groups = rows.num_groups();
     (0..num_rows * num_groups)
         .map(|index| {
@@ -340,7 +347,8 @@ fn product_of_rows(rows: &QuantizedRows, num_rows: usize) -> Vec<(Vec<i8>, u32, 
             (
                 block.codes[lane].as_flattened().to_vec(),
                 block.scales[lane].to_bits(),
-                block.scaled_sums[lane].to_bits(),
+                block.middles[lane].to_bits(),
+                block.sums[lane].to_bits(),
                 block.minus_bias[lane],
             )
         })

@@ -270,10 +270,7 @@ impl Model {
     /// Fill blocks with numbers that make NaN of all that they touch; a check of the scheduler.
     pub fn poison(&mut self, blocks: &[i32]) -> Result<(), ModelError> {
         for &block in blocks {
-            let block = usize::try_from(block)
-                .ok()
-                .filter(|&block| block < self.settings.num_blocks)
-                .ok_or_else(|| ModelError::Settings(format!("there is no block {block}")))?;
+            let block = self.block_index(block)?;
             match &mut self.kv {
                 KvCache::F32(kv) => kv.poison(block),
                 KvCache::Bf16(kv) => kv.poison(block),
@@ -281,6 +278,29 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// Copy blocks over others, pair after pair.
+    pub fn copy_blocks(&mut self, sources: &[i32], targets: &[i32]) -> Result<(), ModelError> {
+        if sources.len() != targets.len() {
+            return Err(ModelError::Settings("sources and targets differ in length".to_owned()));
+        }
+        for (&source, &target) in sources.iter().zip(targets) {
+            let (source, target) = (self.block_index(source)?, self.block_index(target)?);
+            match &mut self.kv {
+                KvCache::F32(kv) => kv.copy(source, target),
+                KvCache::Bf16(kv) => kv.copy(source, target),
+                KvCache::Int8(kv) => kv.copy(source, target),
+            }
+        }
+        Ok(())
+    }
+
+    fn block_index(&self, block: i32) -> Result<usize, ModelError> {
+        usize::try_from(block)
+            .ok()
+            .filter(|&block| block < self.settings.num_blocks)
+            .ok_or_else(|| ModelError::Settings(format!("there is no block {block}")))
     }
 }
 

@@ -1,0 +1,166 @@
+"""What a step costs on the host: `python -m tests.bench.sched_scale`.
+
+Scheduling and commit of steady decode steps beside a bare Python loop over as many rows, and the
+whole scheduler under a crowd: 256 running, 2,000 waiting, a million blocks, requests that come and
+go, prefixes that are found and such that are not. No runner. Times are those that this thread had
+the processor, so that other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from rung.request import Request, SamplingParams, StoppingParams
+from rung.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.batch import StepOutput, StepPlan
+
+ROWS = (1, 16, 64, 256)
+STEADY_STEPS = 600
+CROWD_STEPS = 2000
+CROWD_BLOCKS, CROWD_WAITING = 1 << 20, 2000
+
+
+@dataclass(slots=True)
+class _Row:
+    request_id: int
+    num_tokens: int
+    num_computed: int
+    last_token: int
+
+
+def output(plan: StepPlan) -> StepOutput:
+    """Any tokens."""
+    return StepOutput(np.full(len(plan.sample_rows), 7, dtype=np.int32), {}, {})
+
+
+def request(request_id: int, rng: np.random.Generator, prompt: int, answer: int, head: int = 0) -> Request:
+    """A greedy request whose prompt may begin with a common head."""
+    ids = rng.integers(0, 30_000, prompt).astype(np.int32)
+    ids[:head] = np.arange(head)
+    return Request(request_id, ids, SamplingParams(temperature=0.0), StoppingParams(answer))
+
+
+def bare_loop_us(num_rows: int) -> float:
+    """Microseconds of the shortest Python loop that makes four columns of a plan, row by row.
+
+    Nothing is decided, checked or sampled: it is what a scheduler without columns could not go below.
+    """
+    rows = [_Row(index, 40 + index, 39 + index, 7) for index in range(num_rows)]
+    times = []
+    for _ in range(200):
+        start = time.thread_time()
+        ids, tokens, computed, lens = [], [], [], []
+        for row in rows:
+            missing = row.num_tokens - row.num_computed
+            if missing <= 0:
+                continue
+            ids.append(row.request_id)
+            tokens.append(row.last_token)
+            computed.append(row.num_computed)
+            lens.append(missing)
+            row.num_computed += missing
+        for column in (ids, tokens, computed, lens):
+            np.array(column, dtype=np.int32)
+        for row in rows:
+            row.last_token = 7
+            row.num_tokens += 1
+        times.append(time.thread_time() - start)
+    return float(np.mean(times)) * 1e6
+
+
+def steady_us(num_rows: int, *, prefix_cache: bool) -> tuple[float, float, float]:
+    """Microseconds of schedule and of commit while rows decode: means and the slowest hundredth of both."""
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=1 << 16,
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=max(8192, num_rows),
+            max_waiting=num_rows,
+            max_model_len=4096,
+            prefix_cache=prefix_cache,
+        )
+    )
+    rng = np.random.default_rng(0)
+    scheduler.add(*(request(row, rng, 16 + row % 16, STEADY_STEPS + 100) for row in range(num_rows)))
+    schedule, commit = [], []
+    for _ in range(STEADY_STEPS):
+        start = time.thread_time()
+        plan = scheduler.schedule()
+        scheduled = time.thread_time()
+        assert plan is not None
+        chosen = output(plan)
+        commit_start = time.thread_time()
+        scheduler.commit(plan, chosen, 0.01)
+        commit.append(time.thread_time() - commit_start)
+        schedule.append(scheduled - start)
+    both = np.array(schedule[5:]) + np.array(commit[5:])
+    return (
+        float(np.mean(schedule[5:])) * 1e6,
+        float(np.mean(commit[5:])) * 1e6,
+        float(np.quantile(both, 0.99)) * 1e6,
+    )
+
+
+def crowd() -> dict[str, float]:
+    """Milliseconds of `schedule` and `commit` under a crowd that never ends."""
+    scheduler = Scheduler(
+        SchedulerConfig(
+            num_blocks=CROWD_BLOCKS,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            max_waiting=CROWD_WAITING + 256,
+            max_model_len=32_768,
+        ),
+        cache_key=b"bench",
+    )
+    rng = np.random.default_rng(1)
+    added = 0
+    schedule, commit, running = [], [], []
+    for step in range(CROWD_STEPS):
+        while scheduler.stats().num_waiting < CROWD_WAITING:
+            prompt, answer = int(rng.integers(16, 1500)), int(rng.integers(4, 300))
+            scheduler.add(request(added, rng, prompt, answer, head=min(prompt, 512) * (added % 2)))
+            added += 1
+        start = time.thread_time()
+        plan = scheduler.schedule()
+        scheduled = time.thread_time()
+        assert plan is not None
+        chosen = output(plan)
+        commit_start = time.thread_time()
+        scheduler.commit(plan, chosen, 0.02)
+        if step >= 200:
+            commit.append(time.thread_time() - commit_start)
+            schedule.append(scheduled - start)
+            running.append(plan.num_rows)
+    return {
+        "rows": float(np.mean(running)),
+        "schedule p50": float(np.quantile(schedule, 0.5)) * 1e3,
+        "schedule p99": float(np.quantile(schedule, 0.99)) * 1e3,
+        "commit p50": float(np.quantile(commit, 0.5)) * 1e3,
+        "commit p99": float(np.quantile(commit, 0.99)) * 1e3,
+    }
+
+
+def main() -> None:
+    """Prints two tables."""
+    print("steady decode, microseconds per step (both/loop: schedule and commit beside the bare loop)")
+    names = ("rows", "bare loop", "schedule", "commit", "both/loop", "p99 both", "no cache")
+    print("  ".join(f"{name:>9}" for name in names))
+    for num_rows in ROWS:
+        loop = bare_loop_us(num_rows)
+        schedule, commit, slow = steady_us(num_rows, prefix_cache=True)
+        without = sum(steady_us(num_rows, prefix_cache=False)[:2])
+        both = schedule + commit
+        print(
+            f"{num_rows:>9}  {loop:>9.1f}  {schedule:>9.1f}  {commit:>9.1f}  {both / loop:>9.2f}  "
+            f"{slow:>9.1f}  {without:>9.1f}"
+        )
+    print(f"\na crowd: {CROWD_WAITING} waiting, {CROWD_BLOCKS} blocks, milliseconds")
+    print("  ".join(f"{name} {value:.2f}" for name, value in crowd().items()))
+
+
+if __name__ == "__main__":
+    main()
