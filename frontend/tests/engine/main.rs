@@ -7,6 +7,7 @@ mod abuse;
 mod child;
 mod client;
 mod mock_engine;
+#[expect(dead_code, reason = "the benchmark uses the rest")]
 mod player;
 mod pool;
 mod process;
