@@ -16,7 +16,7 @@ PORT ?= 8000
 MODEL ?= smollm2
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test setup setup-torch setup-test setup-lint build check-tools lint fmt proto goldens bench bench-cpu bench-sampling bench-sched size wheels clean
+.PHONY: help serve test setup setup-torch setup-test setup-lint build check-tools lint fmt proto goldens bench bench-cpu bench-frontend bench-sampling bench-sched size wheels clean
 
 help: ## Show this list
 	@grep -hE '^[a-z][a-z-]*:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -93,6 +93,9 @@ bench: setup-test ## Output tok/s, TTFT and TPOT at 1, 4 and 16 users, beside th
 
 bench-cpu: setup-test ## Native CPU runner: prefill and decode beside the machine's own limits
 	@$(PY) -m tests.bench.cpu --model $(MODEL)
+
+bench-frontend: check-tools ## The frontend before a mock engine: CPU, memory, added latency at 1 to 4,096 streams
+	@cargo bench --quiet -p rung-frontend --bench frontend
 
 bench-sampling: setup-test ## Host cost of choosing a token by parameter, and of a grammar's masks
 	@$(PY) -m tests.bench.sampling

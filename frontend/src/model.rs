@@ -8,6 +8,7 @@ use bytes::Bytes;
 
 use crate::chat::ChatTemplate;
 use crate::engine::types::ModelFacts;
+use crate::grammar::GrammarCompiler;
 use crate::text::Tokenizer;
 
 const TOKENIZER_FILE: &str = "tokenizer.json";
@@ -24,6 +25,8 @@ pub struct ServedModel {
     pub facts: ModelFacts,
     /// Text to ids and ids to bytes.
     pub tokenizer: Arc<Tokenizer>,
+    /// Constraints to grammars of these tokens.
+    pub grammars: GrammarCompiler,
     /// Absent when the model has none: chat requests are then refused with that reason.
     pub template: Option<ChatTemplate>,
 }
@@ -39,13 +42,15 @@ impl ServedModel {
         let tokenizer = files.get(TOKENIZER_FILE).ok_or(format!("The engine offers no {TOKENIZER_FILE}."))?;
         let tokenizer = Tokenizer::from_json(tokenizer, facts.vocab_size)
             .map_err(|error| format!("The engine's {TOKENIZER_FILE} cannot be used: {error}."))?;
+        let tokenizer = Arc::new(tokenizer);
         let template = files.get(TEMPLATE_FILE).map(|source| compile(source)).transpose()?;
         Ok(Self {
             id: id.unwrap_or(&facts.name).to_owned(),
             // A clock before 1970 is no reason not to serve.
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            grammars: GrammarCompiler::new(Arc::clone(&tokenizer), &facts.eos_token_ids),
+            tokenizer,
             facts,
-            tokenizer: Arc::new(tokenizer),
             template,
         })
     }

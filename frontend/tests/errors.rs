@@ -116,7 +116,7 @@ async fn each_bad_field_is_a_400_that_names_it() {
         (json!({"presence_penalty": 0.5}), "presence_penalty"),
         (json!({"frequency_penalty": -2}), "frequency_penalty"),
         (json!({"response_format": {"type": "json_object"}}), "response_format"),
-        (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs"),
+        (json!({"structured_outputs": {"regex": "a"}}), "structured_outputs.regex"),
     ];
     let chat_only = [
         (json!({"messages": []}), "messages"),

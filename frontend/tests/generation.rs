@@ -30,6 +30,7 @@ fn able_model() -> ServedModel {
         Capability::PromptLogprobs,
         Capability::Priority,
         Capability::PrefixCache,
+        Capability::Grammar,
     ]
     .into_iter()
     .collect();
@@ -39,6 +40,7 @@ fn able_model() -> ServedModel {
         max_bad_words: 8,
         max_bad_word_tokens: 8,
         max_cache_salt_bytes: 64,
+        max_grammar_bytes: 1 << 20,
         ..model.facts.limits
     };
     model
@@ -239,6 +241,56 @@ async fn what_shapes_the_choice_of_tokens_reaches_the_engine() {
             (400, Some(name), Some("unsupported_parameter"))
         );
     }
+}
+
+#[tokio::test]
+async fn formats_become_grammars_and_wrong_ones_are_refused_by_name() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false});
+    let strict = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "t", "strict": true, "schema": schema}});
+    for (name, value) in [
+        ("response_format", json!({"type": "json_object"})),
+        ("response_format", strict(schema.clone())),
+        ("guided_json", schema.clone()),
+        ("guided_json", json!(schema.to_string())),
+        ("guided_regex", json!("[ab]+")),
+        ("guided_choice", json!(["yes", "no"])),
+        ("guided_grammar", json!("start: \"a\" | \"b\"")),
+        ("structured_outputs", json!({"regex": "[ab]+"})),
+        ("structured_outputs", json!({"json_object": true})),
+    ] {
+        let request = submitted(json!({name: value})).await;
+        assert!(request.grammar.unwrap().starts_with("{\"grammars\""), "{name}");
+    }
+    assert_eq!(submitted(json!({"response_format": {"type": "text"}})).await.grammar, None);
+    for (fields, param) in [
+        (json!({"response_format": {"type": "xml"}}), "response_format.type"),
+        (json!({"response_format": "json"}), "response_format"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema"),
+        (
+            json!({"response_format": {"type": "json_schema", "json_schema": {"name": "t"}}}),
+            "response_format.json_schema.schema",
+        ),
+        (json!({"response_format": strict(json!({"type": "strnig"}))}), "response_format"),
+        (json!({"response_format": strict(json!({"type": "string", "pattern": "(["}))}), "response_format"),
+        (json!({"response_format": strict(json!(7))}), "response_format"),
+        (json!({"guided_regex": "("}), "guided_regex"),
+        (json!({"guided_regex": 7}), "guided_regex"),
+        (json!({"guided_choice": []}), "guided_choice"),
+        (json!({"guided_choice": [1]}), "guided_choice"),
+        (json!({"guided_grammar": "start: undefined"}), "guided_grammar"),
+        (json!({"structured_outputs": {"structural_tag": "x"}}), "structured_outputs.structural_tag"),
+        (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice"),
+    ] {
+        let engine = ScriptedEngine::with_model(able_model(), Vec::new());
+        let (status, error) = app(&engine).completion(fields).await.error();
+        assert_eq!((status, error["param"].as_str()), (400, Some(param)), "{error}");
+    }
+    let unable = ScriptedEngine::new(Vec::new());
+    let (_, error) = app(&unable).chat(json!({"response_format": {"type": "json_object"}})).await.error();
+    assert_eq!(
+        (error["param"].as_str(), error["code"].as_str()),
+        (Some("response_format"), Some("unsupported_parameter"))
+    );
 }
 
 #[tokio::test]

@@ -381,13 +381,8 @@ fn sample() -> impl Strategy<Value = SampleDelta> {
                 token_ids.push(IM_END);
             }
             let logprobs = logprobs_for(&token_ids, 2);
-            SampleDelta {
-                token_ids,
-                logprobs,
-                started: Some(started(1)),
-                finish: Some(end),
-                ..SampleDelta::default()
-            }
+            let started = Some(started(1));
+            SampleDelta { token_ids, logprobs, started, finish: Some(end), ..SampleDelta::default() }
         },
     )
 }

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -95,6 +96,13 @@ class Server:
     def get(self, path: str) -> httpx.Response:
         """A plain GET."""
         return httpx.get(self.url + path, timeout=10)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """A plain POST that is answered with an object."""
+        response = httpx.post(self.url + path, json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        answer: dict[str, Any] = response.json()
+        return answer
 
     def metric(self, name: str) -> float:
         """The sum over the samples of one metric family in `/metrics`."""

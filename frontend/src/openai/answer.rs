@@ -320,14 +320,14 @@ impl PromptReader {
                 "The engine sent tokens without the logprobs that belong to them.".to_owned(),
             ));
         }
+        if let Some(beginnings) = &mut self.beginnings {
+            beginnings.read(sample, &mut news)?;
+        }
         if self.generates_nothing && !news.token_ids.is_empty() {
             // The prompt has been computed; the token is nobody's.
             self.generation.abort(sample);
             let finish = Some(EngineFinish::Length);
             news = SampleDelta { started: news.started, finish, ..SampleDelta::default() };
-        }
-        if let Some(beginnings) = &mut self.beginnings {
-            beginnings.read(sample, &mut news)?;
         }
         let mut delta = text.push(&news.token_ids, news.logprobs);
         let ended = news.finish.map(ending).transpose();

@@ -11,6 +11,7 @@ mod chat;
 mod completions;
 mod endpoint;
 mod fields;
+mod format;
 mod json;
 mod logprobs;
 mod meter;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::endpoint::StageWatch;
+use super::format::RequestedFormat;
 use super::sampling::RequestedRules;
 use super::validate::{ChatRequest, CompletionRequest, Options, Prompt};
 use crate::chat::{RenderInput, TemplateError};
@@ -162,6 +163,7 @@ fn finish(
         top_logprobs: options.engine_logprobs(),
         prompt_top_logprobs: options.prompt_logprobs.max(echoed_logprobs),
         priority: options.priority,
+        grammar: options.format.as_ref().map(|format| grammar(format, &model)).transpose()?,
         ..GenerateRequest::default()
     };
     let requests = prompts
@@ -183,6 +185,11 @@ fn finish(
     });
     let leading = model.tokenizer.leading_space();
     Ok(Prepared { requests, rules, echoes, leading, options, model })
+}
+
+fn grammar(format: &RequestedFormat, model: &ServedModel) -> Result<Arc<str>, ApiError> {
+    let compiled = model.grammars.compile(&format.constraint);
+    compiled.map_err(|error| ApiError::invalid(format.param.clone(), error.to_string()))
 }
 
 /// Bad words as ids, each as it stands at the start of a word and inside one.
@@ -236,7 +243,8 @@ fn generate_request(
     let rule_ids = 2 * rules.logit_bias.len()
         + rules.allowed_token_ids.as_ref().map_or(0, Vec::len)
         + rules.bad_words.iter().map(|word| word.len() + 4).sum::<usize>();
-    let bytes = (request.prompt_ids.len() + rule_ids) as u64 * 4 + SUBMIT_OVERHEAD_BYTES;
+    let grammar_bytes = request.grammar.as_ref().map_or(0, |grammar| grammar.len()) as u64;
+    let bytes = (request.prompt_ids.len() + rule_ids) as u64 * 4 + grammar_bytes + SUBMIT_OVERHEAD_BYTES;
     if bytes > u64::from(model.facts.limits.max_submit_bytes) {
         return Err(too_long(model, &request.prompt_ids.len().to_string(), param));
     }

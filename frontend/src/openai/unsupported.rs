@@ -23,8 +23,6 @@ enum Neutral {
     Number(f64),
     /// One of these strings.
     Text(&'static [&'static str]),
-    /// An object whose `type` is `text`.
-    TextFormat,
     /// A list that holds `text` alone.
     TextModality,
 }
@@ -35,15 +33,7 @@ const SHARED: &[(&str, Neutral)] = &[
     ("skip_special_tokens", Neutral::True),
     ("spaces_between_special_tokens", Neutral::AnyFlag),
     ("truncate_prompt_tokens", Neutral::Nothing),
-    ("response_format", Neutral::TextFormat),
-    ("structured_outputs", Neutral::Nothing),
-    ("guided_json", Neutral::Nothing),
-    ("guided_regex", Neutral::Nothing),
-    ("guided_choice", Neutral::Nothing),
-    ("guided_grammar", Neutral::Nothing),
-    ("regex", Neutral::Nothing),
     ("ebnf", Neutral::Nothing),
-    ("json_schema", Neutral::Nothing),
 ];
 
 const CHAT: &[(&str, Neutral)] = &[
@@ -110,7 +100,6 @@ fn is_neutral(value: &Value, neutral: Neutral) -> bool {
         }
         Neutral::Number(number) => value.as_f64() == Some(number),
         Neutral::Text(texts) => value.as_str().is_some_and(|text| texts.contains(&text)),
-        Neutral::TextFormat => value["type"] == "text",
         Neutral::TextModality => value.as_array().is_some_and(|list| list.iter().all(|item| item == "text")),
     }
 }

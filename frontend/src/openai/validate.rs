@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 
 use super::fields::Fields;
+use super::format::{RequestedFormat, format};
 use super::sampling::{RequestedRules, priority, sampling, token_rules};
 use super::unsupported;
 use crate::chat::normalize_messages;
@@ -43,6 +44,7 @@ pub(super) struct Options {
     pub token_rules: RequestedRules,
     pub priority: Option<u32>,
     pub cache_salt: Option<String>,
+    pub format: Option<RequestedFormat>,
     /// Alternatives per prompt token; `None`: no logprobs of the prompt.
     pub prompt_logprobs: Option<u32>,
     /// Absent: as many as there is room for. 0 only where the prompt is echoed.
@@ -220,6 +222,7 @@ fn options(
         token_rules: token_rules(fields, facts, limits)?,
         priority: priority(fields, facts)?,
         cache_salt: fields.string("cache_salt")?,
+        format: format(fields, facts)?,
         prompt_logprobs: prompt_logprobs(fields, facts, delivery)?,
         max_tokens,
         min_tokens,

@@ -3,9 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+mod abuse;
 mod child;
 mod client;
 mod mock_engine;
+#[expect(dead_code, reason = "the benchmark uses the rest")]
 mod player;
 mod pool;
 mod process;

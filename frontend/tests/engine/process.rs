@@ -16,10 +16,10 @@ const STREAM: &str = r#"{"model": "mock", "prompt": [300, 301], "max_tokens": 10
 const WHOLE: &str = r#"{"model": "mock", "prompt": [300], "max_tokens": 1}"#;
 
 /// A running server.
-struct Server {
+pub(crate) struct Server {
     process: Child,
     stderr: Lines<BufReader<ChildStderr>>,
-    address: String,
+    pub(crate) address: String,
 }
 
 fn spawn(arguments: &[String]) -> Child {
@@ -52,6 +52,12 @@ impl Server {
         Self::listening(spawn(&with_engine(options, command))).await
     }
 
+    /// With these arguments, once it listens.
+    pub(crate) async fn with(arguments: &[&str]) -> Self {
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        Self::listening(spawn(&arguments)).await
+    }
+
     async fn listening(mut process: Child) -> Self {
         let mut stderr = BufReader::new(process.stderr.take().unwrap()).lines();
         let line = stderr.next_line().await.unwrap().unwrap();
@@ -68,7 +74,7 @@ impl Server {
     }
 
     /// The next line that contains `part`.
-    async fn line(&mut self, part: &str) -> String {
+    pub(crate) async fn line(&mut self, part: &str) -> String {
         loop {
             let line = self.stderr.next_line().await.unwrap().unwrap();
             if line.contains(part) {
@@ -77,7 +83,7 @@ impl Server {
         }
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.process.id().unwrap().cast_signed()).unwrap();
         kill_process(pid, signal).unwrap();
     }
@@ -87,7 +93,7 @@ impl Server {
     }
 
     /// Sends a request; the answer's head has arrived when this returns.
-    async fn send(&self, method: &str, path: &str, body: &str) -> Answer {
+    pub(crate) async fn send(&self, method: &str, path: &str, body: &str) -> Answer {
         let mut stream = TcpStream::connect(&self.address).await.unwrap();
         let head = format!(
             "{method} {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Type: application/json\r\n\
@@ -107,13 +113,13 @@ impl Server {
 }
 
 /// An HTTP answer under way.
-struct Answer {
-    status: u16,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
     rest: BufReader<TcpStream>,
 }
 
 impl Answer {
-    async fn rest(mut self) -> String {
+    pub(crate) async fn rest(mut self) -> String {
         let mut text = String::new();
         self.rest.read_to_string(&mut text).await.unwrap();
         text

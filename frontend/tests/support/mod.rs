@@ -19,6 +19,7 @@ use rung_frontend::engine::types::{
     Started, TokenLogprobs,
 };
 use rung_frontend::engine::{AbortSink, Engine, Generation, GenerationSink};
+use rung_frontend::grammar::GrammarCompiler;
 use rung_frontend::keys::Keyring;
 use rung_frontend::lifecycle::Lifecycle;
 use rung_frontend::metrics::Metrics;
@@ -90,6 +91,7 @@ pub fn served_model() -> ServedModel {
             capabilities: [Capability::Logprobs, Capability::PromptLogprobs].into_iter().collect(),
         },
         tokenizer: byte_level(),
+        grammars: GrammarCompiler::new(byte_level(), &[IM_END]),
         template: Some(ChatTemplate::compile(TEMPLATE).unwrap()),
     }
 }
