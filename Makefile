@@ -100,7 +100,7 @@ bench-frontend: check-tools ## The frontend before a mock engine: CPU, memory, a
 bench-sampling: setup-test ## Host cost of choosing a token by parameter, and of a grammar's masks
 	@$(PY) -m tests.bench.sampling
 
-bench-sched: setup-test ## The scheduler against the usual policies, simulated on traces (2 minutes)
+bench-sched: setup-test ## The scheduler against the usual policies, simulated on traces (3 minutes)
 	@$(PY) -m tests.bench.sched
 
 size: ## The longest source files

@@ -182,6 +182,21 @@ def test_long_prompt_keeps_a_share_that_grows_while_short_ones_keep_coming():
     assert shares[-3] > shares[1]
 
 
+def test_long_request_leaves_memory_to_short_ones_and_gets_it_in_the_end():
+    scheduler = make_scheduler(num_blocks=64, max_model_len=256, max_num_batched_tokens=32)
+    runner = make_runner(scheduler)
+    scheduler.add(make_request(1, 4, max_tokens=40))
+    step(scheduler, runner)
+    # 52 blocks of the 53 that nobody has a claim to and 6 of over-commit; 8 are not for long ones.
+    scheduler.add(make_request(2, 204, max_tokens=4), make_request(3, 4, max_tokens=2))
+    assert served(step(scheduler, runner, elapsed_s=20.0)[0]) == {1: 1, 3: 4}
+    scheduler.add(make_request(4, 4, max_tokens=2))
+    assert served(step(scheduler, runner, elapsed_s=20.0)[0]) == {1: 1, 3: 1, 4: 4}
+    scheduler.add(make_request(5, 4, max_tokens=2))
+    plan = step(scheduler, runner)[0]
+    assert 2 in served(plan)
+
+
 def test_first_come_first_served_lets_nobody_pass():
     lanes = OneLane()
     assert not lanes.is_long(10**6)

@@ -60,12 +60,13 @@ class BlockPool:
         self.ref_counts[_index(blocks)] += 1
 
     def release(self, blocks: Sequence[int]) -> list[int]:
-        """Take one holder from each of these distinct blocks; return those that are idle now."""
+        """Take one holder from each of these distinct blocks; return how many each has left."""
         left = self.ref_counts[_index(blocks)] - 1
         if (left < 0).any():
             raise RuntimeError(f"KV block {blocks[int(np.argmin(left))]} was freed twice")
         self.ref_counts[_index(blocks)] = left
-        return [block for block, count in zip(blocks, left.tolist(), strict=True) if count == 0]
+        counts: list[int] = left.tolist()
+        return counts
 
     def give_back(self, blocks: Iterable[int]) -> None:
         """Put idle blocks at the end of the free list."""

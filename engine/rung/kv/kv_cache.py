@@ -52,18 +52,7 @@ class KvCache:
 
     def release(self, blocks: Sequence[int], num_tokens: int) -> None:
         """One holder lets go of its block table. `num_tokens`: the context that it stood for."""
-        prefixes = self.prefixes
-        released = set(self.pool.release(blocks))
-        # From the end, so that a chain is evicted from its end.
-        for block in reversed(blocks):
-            if prefixes.name_of(block) is None:
-                continue
-            if block in released:
-                released.remove(block)
-                prefixes.retire(block, num_tokens)
-            else:
-                prefixes.touch(block, num_tokens)
-        unnamed = [block for block in blocks if block in released]
+        unnamed = self.prefixes.let_go(blocks, self.pool.release(blocks), num_tokens)
         self._dropped |= dict.fromkeys(unnamed)
         self.pool.give_back(unnamed)
 

@@ -80,15 +80,33 @@ class PrefixCache:
             self._hits[block] = 0
             self._class[block] = 0
 
-    def retire(self, block: int, num_tokens: int) -> None:
-        """Nobody holds this named block any more; the last holder's context had `num_tokens`."""
-        queue = self._idle.setdefault(self._weigh(block, num_tokens), OrderedDict())
-        queue[block] = self._last_priority + (1 << self._class[block])
-        self._num_idle += 1
+    def let_go(self, blocks: Sequence[int], holders: Sequence[int], num_tokens: int) -> list[int]:
+        """A holder of this chain has let go of it, and each block has so many left.
 
-    def touch(self, block: int, num_tokens: int) -> None:
-        """One of several holders has let go of this named block."""
-        self._weigh(block, num_tokens)
+        Named blocks that nobody holds become idle, from the end of the chain, so that they are
+        evicted from there; those without a name are returned. `num_tokens`: the holder's context.
+        """
+        names, hits, classes = self._name_of, self._hits, self._class
+        base, num_idle, unnamed = self._last_priority, 0, []
+        context = 1 + num_tokens // CONTEXT_WEIGHT_TOKENS
+        # By hits: the exponent of the weight, rounded down to a power of two.
+        class_of = [((1 + count) * context).bit_length() - 1 for count in range(MAX_COUNTED_HITS + 1)]
+        for block, left in zip(reversed(blocks), reversed(holders), strict=True):
+            if names[block] is None:
+                if left == 0:
+                    unnamed.append(block)
+                continue
+            weight_class = max(classes[block], class_of[min(hits[block], MAX_COUNTED_HITS)])
+            classes[block] = weight_class
+            if left == 0:
+                queue = self._idle.get(weight_class)
+                if queue is None:
+                    queue = self._idle[weight_class] = OrderedDict()
+                queue[block] = base + (1 << weight_class)
+                num_idle += 1
+        self._num_idle += num_idle
+        unnamed.reverse()
+        return unnamed
 
     def revive(self, block: int) -> None:
         """An idle block is held again."""
@@ -120,8 +138,3 @@ class PrefixCache:
             raise RuntimeError("names and blocks of the prefix cache do not belong to each other")
         if any(block not in named for block in self.idle_blocks):
             raise RuntimeError("an idle block has no name")
-
-    def _weigh(self, block: int, num_tokens: int) -> int:
-        weight = (1 + min(self._hits[block], MAX_COUNTED_HITS)) * (1 + num_tokens // CONTEXT_WEIGHT_TOKENS)
-        self._class[block] = max(self._class[block], weight.bit_length() - 1)
-        return self._class[block]

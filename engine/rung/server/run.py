@@ -135,6 +135,7 @@ def _make_scheduler(runner: Runner, kv: KvPlan, options: ModelOptions) -> Schedu
         max_waiting=options.max_waiting,
         max_model_len=kv.max_model_len,
         prefix_cache=options.prefix_cache == "on",
+        depth=runner.info.depth,
         policies=PolicyConfig(itl_target_s=options.itl_target_ms / 1e3, over_commit=options.kv_over_commit),
     )
     scheduler = Scheduler(config, cache_key=secrets.token_bytes(CACHE_KEY_BYTES))
