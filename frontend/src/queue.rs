@@ -33,6 +33,13 @@ pub struct QueueFull {
     pub retry_after_s: u32,
 }
 
+impl QueueFull {
+    fn after(message: String, wait_s: Option<f64>) -> Self {
+        let (least, most) = RETRY_AFTER_S;
+        Self { message, retry_after_s: wait_s.unwrap_or(least).clamp(least, most).ceil() as u32 }
+    }
+}
+
 /// The queue, shared by all requests. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct PromptQueue {
@@ -90,7 +97,7 @@ impl PromptQueue {
             let most = self.limits.max_queued_tokens;
             if queued + tokens > most {
                 let excess = queued + tokens - most;
-                return Err(self.full(
+                return Err(QueueFull::after(
                     format!(
                         "{queued} prompt tokens wait already, and {tokens} more exceed the limit of {most} \
                          (--max-queued-tokens); try again later."
@@ -101,7 +108,7 @@ impl PromptQueue {
             let wait_s = rate.map_or(0.0, |rate| (queued + tokens) as f64 / rate);
             let longest_s = self.limits.max_queue_wait.as_secs_f64();
             if wait_s > longest_s {
-                return Err(self.full(
+                return Err(QueueFull::after(
                     format!(
                         "The first token would come after {wait_s:.0} s, longer than the {longest_s} s that requests \
                          may wait here (--max-queue-wait); try again later."
@@ -117,11 +124,6 @@ impl PromptQueue {
     /// Prompt tokens that wait now.
     pub fn queued_tokens(&self) -> u64 {
         lock(&self.state).queued
-    }
-
-    fn full(&self, message: String, wait_s: Option<f64>) -> QueueFull {
-        let (least, most) = RETRY_AFTER_S;
-        QueueFull { message, retry_after_s: wait_s.unwrap_or(least).clamp(least, most).ceil() as u32 }
     }
 }
 
@@ -181,7 +183,7 @@ mod tests {
             place.served();
         }
         // An hour without work tells nothing of the rate, which is 100 a second.
-        tokio::time::advance(Duration::from_secs(3600)).await;
+        tokio::time::advance(Duration::from_hours(1)).await;
         let _first = queue.enter(500).unwrap();
         let _second = queue.enter(400).unwrap();
         let refused = queue.enter(1100).unwrap_err();

@@ -387,6 +387,7 @@ fn sample() -> impl Strategy<Value = SampleDelta> {
     )
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "independent switches of one request")]
 #[derive(Debug, Clone)]
 struct Case {
     chat: bool,

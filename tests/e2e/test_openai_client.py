@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
 
 from tests.e2e.server import Server, poll_until, serving
@@ -49,16 +50,30 @@ def test_a_stream_adds_up_to_the_whole_answer(fake_server: Server) -> None:
 
 
 def test_the_stream_helper_accumulates_the_same_message(fake_server: Server) -> None:
-    with (
-        fake_server.client() as client,
-        client.chat.completions.stream(**{**CHAT, "extra_body": None}, n=2) as stream,
-    ):
+    request = {key: value for key, value in CHAT.items() if key != "extra_body"}
+    with fake_server.client() as client, client.chat.completions.stream(**request, n=2) as stream:
         events = [event.type for event in stream]
-        final = stream.get_final_completion()
+        final = stream.current_completion_snapshot
     assert "content.delta" in events
     assert events.count("content.done") == 2
     assert [choice.index for choice in final.choices] == [0, 1]
     assert all(choice.message.role == "assistant" for choice in final.choices)
+
+
+class Weather(pydantic.BaseModel):
+    """An answer that a schema forces, whatever the model."""
+
+    city: Literal["Oslo"]
+    is_cold: Literal[True]
+
+
+def test_structured_answers_are_parsed(fake_server: Server) -> None:
+    request = {**CHAT, "max_tokens": 200, "extra_body": None}
+    with fake_server.client() as client:
+        parsed = client.chat.completions.parse(**request, response_format=Weather)
+        assert parsed.choices[0].message.parsed == Weather(city="Oslo", is_cold=True)
+        with pytest.raises(openai.LengthFinishReasonError):
+            client.chat.completions.parse(**{**request, "max_tokens": 1}, response_format=Weather)
 
 
 def test_sixty_four_streams_at_once(fake_server: Server) -> None:

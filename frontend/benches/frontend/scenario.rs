@@ -22,7 +22,7 @@ const PACED_TOKENS_PER_S: u64 = 8000;
 const WINDOW: Duration = Duration::from_secs(5);
 const SHORT_WINDOW: Duration = Duration::from_secs(3);
 const SETTLE: Duration = Duration::from_millis(300);
-const START_LIMIT: Duration = Duration::from_secs(60);
+const START_LIMIT: Duration = Duration::from_mins(1);
 const ENDLESS: u32 = 1 << 24;
 /// Seeds of requests that measure the time to the first token.
 const PROBES: u64 = 1 << 20;

@@ -75,6 +75,9 @@ pub(super) struct Answer {
     meter: RequestMeter,
 }
 
+/// Whether an engine has come back in time.
+type ReadyAgain = Pin<Box<dyn Future<Output = bool> + Send>>;
+
 /// A request that has shown nothing to its client survives the loss of an engine.
 struct Replay {
     /// Whether the client has seen something of the answer.
@@ -83,7 +86,7 @@ struct Replay {
     /// How long an engine may be waited for.
     patience: Duration,
     /// The loss, and the wait for an engine.
-    waiting: Option<(ApiError, Pin<Box<dyn Future<Output = bool> + Send>>)>,
+    waiting: Option<(ApiError, ReadyAgain)>,
     restarted: bool,
 }
 

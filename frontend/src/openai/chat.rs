@@ -38,8 +38,8 @@ struct Chat {
     prompt_logprobs: Option<u32>,
     returns_ids: bool,
     prompt_ids: Arc<[u32]>,
-    /// Whether the prompt's ids went out.
-    prompt_ids_sent: bool,
+    /// Those that are to go out with the first chunk.
+    unsent_prompt_ids: Option<Arc<[u32]>>,
 }
 
 impl Chat {
@@ -48,14 +48,12 @@ impl Chat {
     }
 
     fn write_chunk(&mut self, choice: ChatChunkChoice<'_>, frame: &mut Frame) {
-        let is_first = !self.prompt_ids_sent;
-        let prompt_ids = Some(&*self.prompt_ids).filter(|_| self.returns_ids && is_first);
-        self.prompt_ids_sent = true;
+        let prompt_ids = self.unsent_prompt_ids.take();
         frame.json(&self.document(
             "chat.completion.chunk",
             &[choice],
             UsageField::of_chunk(self.include_usage),
-            prompt_ids,
+            prompt_ids.as_deref(),
         ));
     }
 
@@ -87,6 +85,7 @@ impl Endpoint for Chat {
     fn new(prepared: &Prepared) -> Self {
         let options = &prepared.options;
         let first = prepared.requests.first();
+        let prompt_ids = first.map(|request| Arc::clone(&request.prompt_ids)).unwrap_or_default();
         Self {
             head: head("chatcmpl", prepared),
             model: Arc::clone(&prepared.model),
@@ -95,8 +94,8 @@ impl Endpoint for Chat {
             logprobs: options.logprobs.is_some(),
             prompt_logprobs: options.prompt_logprobs,
             returns_ids: options.return_token_ids,
-            prompt_ids: first.map(|request| Arc::clone(&request.prompt_ids)).unwrap_or_default(),
-            prompt_ids_sent: false,
+            unsent_prompt_ids: options.return_token_ids.then(|| Arc::clone(&prompt_ids)),
+            prompt_ids,
         }
     }
 

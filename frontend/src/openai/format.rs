@@ -28,7 +28,7 @@ pub(super) fn format(fields: &mut Fields, facts: &ModelFacts) -> Result<Option<R
     }
     for (name, kind) in GUIDED {
         if let Some(value) = fields.take(name) {
-            formats.push(requested(*name, guided(name, kind, value)?));
+            formats.push(requested(*name, guided(name, *kind, value)?));
         }
     }
     if let [_, second, ..] = &formats[..] {
@@ -107,7 +107,7 @@ fn structured_outputs(value: Value) -> Result<Vec<RequestedFormat>, ApiError> {
     for (name, kind) in kinds {
         if let Some(value) = fields.take(name) {
             let param = format!("structured_outputs.{name}");
-            let constraint = guided(&param, &kind, value)?;
+            let constraint = guided(&param, kind, value)?;
             formats.push(requested(param, constraint));
         }
     }
@@ -121,7 +121,7 @@ fn structured_outputs(value: Value) -> Result<Vec<RequestedFormat>, ApiError> {
     Ok(formats)
 }
 
-fn guided(param: &str, kind: &Kind, value: Value) -> Result<Constraint, ApiError> {
+fn guided(param: &str, kind: Kind, value: Value) -> Result<Constraint, ApiError> {
     let invalid = |what: &str| Err(ApiError::invalid(param.to_owned(), format!("{param} must be {what}.")));
     match (kind, value) {
         // Some clients send the schema as text.

@@ -17,7 +17,7 @@ use crate::state::AppState;
 use crate::text::{Detokenizer, SpecialTokens};
 
 #[derive(Debug, Serialize)]
-struct Tokens {
+struct Encoded {
     count: usize,
     max_model_len: u32,
     tokens: Vec<u32>,
@@ -26,7 +26,7 @@ struct Tokens {
 }
 
 #[derive(Debug, Serialize)]
-struct Text {
+struct Decoded {
     prompt: String,
 }
 
@@ -60,7 +60,7 @@ async fn work<T: Serialize + Send + 'static>(
     Ok(admitted.hold(Json(answer).into_response()))
 }
 
-fn tokens(mut fields: Fields, model: &ServedModel) -> Result<Tokens, ApiError> {
+fn tokens(mut fields: Fields, model: &ServedModel) -> Result<Encoded, ApiError> {
     let is_chat = fields.get("messages").is_some();
     let special_tokens = if fields.flag_or("add_special_tokens", !is_chat)? {
         SpecialTokens::Add
@@ -77,7 +77,7 @@ fn tokens(mut fields: Fields, model: &ServedModel) -> Result<Tokens, ApiError> {
     };
     let vocabulary = model.tokenizer.vocabulary();
     let text_of = |id: &u32| String::from_utf8_lossy(vocabulary.bytes(*id)).into_owned();
-    Ok(Tokens {
+    Ok(Encoded {
         count: tokens.len(),
         max_model_len: model.facts.max_model_len,
         token_strs: fields.flag("return_token_strs")?.then(|| tokens.iter().map(text_of).collect()),
@@ -85,7 +85,7 @@ fn tokens(mut fields: Fields, model: &ServedModel) -> Result<Tokens, ApiError> {
     })
 }
 
-fn text(mut fields: Fields, model: &ServedModel) -> Result<Text, ApiError> {
+fn text(mut fields: Fields, model: &ServedModel) -> Result<Decoded, ApiError> {
     let Some(serde_json::Value::Array(items)) = fields.take("tokens") else {
         return Err(ApiError::invalid("tokens", "tokens must be a list of token ids."));
     };
@@ -96,5 +96,5 @@ fn text(mut fields: Fields, model: &ServedModel) -> Result<Text, ApiError> {
         detokenizer.push(model.tokenizer.vocabulary().bytes(id), &mut prompt);
     }
     detokenizer.finish(&mut prompt);
-    Ok(Text { prompt })
+    Ok(Decoded { prompt })
 }
