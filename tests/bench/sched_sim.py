@@ -54,8 +54,8 @@ class Device:
 # Llama 3.1 8B in BF16 on one H100: 6.44 ms + 4.37e-5 ms per position (vLLM blog, April 2026) for the rows
 # that decode; prompts at 26k tokens/s, from its 764 ms for 20k tokens; attention at 400 TFLOP/s.
 GPU = Device("8B on an H100", 6.44e-3, 38e-6, 4.37e-8, 1.3e-9, 0.5e-3, 8192, 256, 0.05, 1.0)
-# A model of 135M parameters in 4 bits on two cores: our native runner's decode and prefill, rounded.
-CPU = Device("135M on two cores", 7e-3, 1.0e-3, 6e-8, 4e-8, 0.3e-3, 512, 64, 0.15, 0.4)
+# A model of 135M parameters in 4 bits on two cores: what our native runner does (README.md), rounded.
+CPU = Device("135M on two cores", 4e-3, 0.7e-3, 6e-8, 4e-8, 0.3e-3, 512, 64, 0.1, 0.4)
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,9 @@ def test_every_field_of_an_answer_is_filled_by_something() -> None:
 
 def test_every_field_of_the_description_is_filled() -> None:
     facts = make_facts()
-    object.__setattr__(facts.model, "default_sampling", DefaultSampling(temperature=0.5, top_k=4, top_p=0.9))
-    recommended = {f"model.default_sampling.{name}" for name in ("temperature", "top_k", "top_p")}
+    default = DefaultSampling(0.5, top_k=4, top_p=0.9, min_p=0.1, typical_p=0.8, repetition_penalty=1.1)
+    object.__setattr__(facts.model, "default_sampling", default)
+    recommended = {f"model.default_sampling.{item.name}" for item in fields(default)}
     expected = {
         name
         for name in leaf_fields(model_pb2.DescribeResponse.DESCRIPTOR)

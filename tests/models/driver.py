@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rung.request import FinishReason, Request, SamplingParams, StoppingParams
-from rung.scheduler.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler import Scheduler, SchedulerConfig
+from tests.scheduling import CARELESS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +81,8 @@ def drive(
             max_num_batched_tokens=max_num_batched_tokens,
             max_waiting=max(len(requests), 1),
             max_model_len=info.num_blocks * info.block_size,
+            # Chunks as large as the budget, and preemption where it is asked for.
+            policies=CARELESS,
         )
     )
     answers = {request.request_id: Answer() for request in requests}

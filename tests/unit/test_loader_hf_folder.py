@@ -158,15 +158,23 @@ def test_settings_that_are_refused(tmp_path, change, message):
 
 def test_generation_config(tmp_path):
     folder = write_folder(tmp_path / "m")
-    generation = {"eos_token_id": [2, 0, 2], "temperature": 0.6, "top_p": 0.9, "top_k": 40, "do_sample": True}
+    recommended = {"temperature": 0.6, "top_p": 0.9, "top_k": 40}
+    recommended |= {"min_p": 0.05, "typical_p": 0.9, "repetition_penalty": 1.1}
+    generation = {"eos_token_id": [2, 0, 2], "do_sample": True} | recommended
     write_json(folder / "generation_config.json", generation)
     metadata = open_model(folder).metadata
     assert metadata.tokenizer.eos_token_ids == (2, 0)
-    assert metadata.default_sampling == DefaultSampling(temperature=0.6, top_k=40, top_p=0.9)
+    assert metadata.default_sampling == DefaultSampling(**recommended)
     write_json(folder / "generation_config.json", generation | {"do_sample": False})
     assert open_model(folder).metadata.default_sampling == DefaultSampling()
-    write_json(folder / "generation_config.json", {"top_p": 0})
-    refused(folder, "default top_p is 0.0; it must be above 0 and at most 1")
+    for name, value, bounds in (
+        ("top_p", 0.0, "above 0 and at most 1"),
+        ("typical_p", 1.5, "above 0 and at most 1"),
+        ("repetition_penalty", 0.0, "above 0 and at most 2"),
+        ("min_p", -0.5, "0 to 1"),
+    ):
+        write_json(folder / "generation_config.json", {name: value})
+        refused(folder, f"default {name} is {value}; it must be {bounds}")
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,29 @@ def test_a_request_that_does_not_fit_now_is_not_overtaken():
     assert list(run_all(scheduler, runner, answers).finished) == [1, 3, 2]
 
 
+def test_higher_priority_starts_first():
+    scheduler = make_scheduler(max_num_seqs=1)
+    runner = make_runner(scheduler)
+    scheduler.add(make_request(1, 3, max_tokens=1))
+    scheduler.add(make_request(2, 3, max_tokens=1, priority=1))
+    scheduler.add(make_request(3, 3, max_tokens=1, priority=5))
+    scheduler.add(make_request(4, 3, max_tokens=1, priority=1))
+    assert list(run_all(scheduler, runner).finished) == [3, 2, 4, 1]
+
+
+def test_deadline_counts_the_way_into_the_engine_and_ends_with_the_first_step():
+    scheduler = make_scheduler(max_num_seqs=2)
+    runner = make_runner(scheduler)
+    scheduler.add(make_request(1, 3, max_tokens=9, deadline_s=2.0), make_request(2, 3, max_tokens=9))
+    scheduler.add(make_request(3, 3, deadline_s=3.0), waited_s=2.0)
+    answers = Answers()
+    answers.take(step(scheduler, runner)[1])
+    answers.take(step(scheduler, runner)[1])
+    # The third had waited 2 s when it came; the first runs, so its deadline is met.
+    assert answers.finished.keys() == {3}
+    assert run_all(scheduler, runner, answers).finished[1].reason is FinishReason.LENGTH
+
+
 def test_rows_stay_put_while_others_come_and_go():
     scheduler = make_scheduler()
     runner = make_runner(scheduler)

@@ -289,6 +289,57 @@ def test_the_largest_frame_is_read(client: Client) -> None:
     assert str(size // 4) in row.rejected.message
 
 
+def test_frontends_share_prefixes_of_one_salt_and_no_other() -> None:
+    prompt = list(range(40))
+    expected = oracle(prompt, 4)
+    with running_engine() as engine:
+        cached = []
+        for salt in (b"", b"", b"tenant", b"tenant", b"other"):
+            with Client(engine.address) as frontend:
+                submit = make_submit([1], prompt, max_tokens=4)
+                submit.cache_salt = salt
+                frontend.submit(submit)
+                (row,) = frontend.read_until_ended(1)
+                assert row.tokens == expected
+                assert row.started is not None
+                cached.append(row.started.cached_tokens)
+                assert row.finished.prompt_tokens == 40
+        # Two full blocks lie before the last token. A frontend that connects anew starts with handle 1.
+        assert cached == [0, 32, 0, 32, 0]
+        assert engine.engine.heartbeat().stats.cached_tokens_total == 64
+
+
+def test_samples_of_one_request_share_their_prompt() -> None:
+    prompt = list(range(40))
+    with running_engine() as engine, Client(engine.address) as frontend:
+        frontend.submit(make_submit([1, 2, 3], prompt, max_tokens=6, temperature=1.0, seed=3))
+        rows = frontend.read_until_ended(1, 2, 3)
+        for index, row in enumerate(rows):
+            assert row.tokens == oracle(prompt, 6, temperature=1.0, seed=3, sample_index=index)
+        assert sorted(row.started.cached_tokens for row in rows) == [0, 39, 39]
+
+
+def test_a_request_that_waits_too_long_ends_with_its_deadline() -> None:
+    with running_engine(make_facts(max_num_seqs=1)) as engine, Client(engine.address) as frontend:
+        engine.runner.hold()
+        frontend.submit(make_submit([1], max_tokens=4))
+        assert engine.runner.inside.wait(CALL_TIMEOUT_S)
+        late = make_submit([2], max_tokens=4)
+        late.deadline_ms = 0
+        patient = make_submit([3], max_tokens=4)
+        patient.deadline_ms = 2**64 - 1
+        frontend.submit(late)
+        frontend.submit(patient)
+        # Its answer comes at once, and those before it have arrived by then.
+        frontend.submit(make_submit([4], []))
+        frontend.read_until_ended(4)
+        engine.runner.release()
+        _, late_row, patient_row = frontend.read_until_ended(1, 2, 3)
+    assert late_row.finished.error.code == step_pb2.ENGINE_ERROR_CODE_DEADLINE
+    assert late_row.started is None
+    assert patient_row.finished.reason == step_pb2.FINISH_REASON_LENGTH
+
+
 def test_sessions_share_the_engine_and_not_their_handles(engine: RunningEngine) -> None:
     with Client(engine.address) as one, Client(engine.address) as two:
         for handle in range(1, 9):

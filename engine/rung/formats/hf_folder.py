@@ -141,4 +141,7 @@ def _default_sampling(generation: JsonFile | None) -> DefaultSampling:
         temperature=generation.optional_real("temperature"),
         top_k=generation.optional_integer("top_k"),
         top_p=generation.optional_real("top_p"),
+        min_p=generation.optional_real("min_p"),
+        typical_p=generation.optional_real("typical_p"),
+        repetition_penalty=generation.optional_real("repetition_penalty"),
     )

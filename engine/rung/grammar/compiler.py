@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 # The frontend compiles with the same limits before a request gets here: `frontend/src/grammar/limits.rs`.
-# Fuel and items bound the time of a compilation to about 0.1 s and that of a mask to about 10 ms.
+# Fuel and items bound the time of a compilation to about a second and that of a mask to about 10 ms,
+# states the memory of a request to about 20 MB: 120 fields with patterns and formats need 2,000.
 INITIAL_LEXER_FUEL = 1_000_000
 STEP_LEXER_FUEL = 200_000
 STEP_MAX_ITEMS = 50_000
 MAX_ITEMS_IN_ROW = 10_000
-MAX_LEXER_STATES = 50_000
+MAX_LEXER_STATES = 10_000
 MAX_GRAMMAR_SIZE = 500_000
 
 # Compiled grammars kept for the next request with the same one. Each takes up to some megabytes.
-MAX_KEPT = 64
+MAX_KEPT = 32
 
 
 class CompiledGrammar:

@@ -50,5 +50,12 @@ def check_sampling(sampling: DefaultSampling, source: Path) -> None:
         raise ModelError(f"{source}: default temperature is {sampling.temperature}; it must be 0 to 100")
     if sampling.top_k is not None and not 0 <= sampling.top_k < 2**31:
         raise ModelError(f"{source}: default top_k is {sampling.top_k}; it must be 0 to {2**31 - 1}")
-    if sampling.top_p is not None and not 0 < sampling.top_p <= 1:
-        raise ModelError(f"{source}: default top_p is {sampling.top_p}; it must be above 0 and at most 1")
+    for name, value, most in (
+        ("top_p", sampling.top_p, 1),
+        ("typical_p", sampling.typical_p, 1),
+        ("repetition_penalty", sampling.repetition_penalty, 2),
+    ):
+        if value is not None and not 0 < value <= most:
+            raise ModelError(f"{source}: default {name} is {value}; it must be above 0 and at most {most}")
+    if sampling.min_p is not None and not 0 <= sampling.min_p <= 1:
+        raise ModelError(f"{source}: default min_p is {sampling.min_p}; it must be 0 to 1")

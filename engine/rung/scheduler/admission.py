@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 if TYPE_CHECKING:
     from rung.request import Request
 
@@ -95,7 +93,7 @@ class ForecastAdmission:
         """See `AdmissionPolicy`."""
         del first_chunk
         if self._forecast is None:
-            self._forecast = int(np.quantile(np.array(self._lengths), self._quantile))
+            self._forecast = sorted(self._lengths)[int(self._quantile * (len(self._lengths) - 1))]
         answer = min(self._forecast, request.stopping.max_tokens)
         known = len(request.token_ids) + self._headroom
         return min(max(request.num_prompt_tokens + answer, known), request.max_total_tokens)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 # How much of what was learnt is left after each further step.
 MEMORY = 0.97
@@ -15,6 +17,13 @@ STEPS_PER_FIT = 8
 # A step that took longer than predicted makes the predictions longer by as much at once; they come
 # back by this part of the difference per step.
 RELAX = 0.15
+# Tokens from which on each further one may cost more than before: as long as a step is bound by
+# reading the weights, they are nearly free.
+KNEES = (64, 192)
+# Scales that make the model's columns of one order.
+PER_TOKEN, PER_WORK = 1 / 256, 1 / (1 << 20)
+# Halvings in the search for the longest chunk, whose last is shorter than a block of any size.
+MAX_CHUNK, HALVINGS = 1 << 16, 13
 MAX_SLOWDOWN = 16.0
 
 
@@ -37,10 +46,11 @@ class StepShape:
         """The factors of the model's coefficients, scaled to be of one order."""
         return (
             1.0,
-            self.num_tokens / 256,
+            self.num_tokens * PER_TOKEN,
+            *[max(0, self.num_tokens - knee) * PER_TOKEN for knee in KNEES],
             self.num_samples / 64,
             self.decode_context / 65_536,
-            self.prefill_work / 1_048_576,
+            self.prefill_work * PER_WORK,
         )
 
 
@@ -48,7 +58,7 @@ NUM_COEFFICIENTS = len(StepShape().columns())
 
 
 class StepTimePredictor:
-    """Seconds as a constant plus non-negative multiples of what a step holds.
+    """Seconds as a constant plus non-negative multiples of what a step holds, convex in its tokens.
 
     Least squares with exponential forgetting over the observed steps, kept non-negative by
     coordinate descent, drawn towards the last coefficients where the data say nothing. A machine
@@ -56,10 +66,9 @@ class StepTimePredictor:
     """
 
     def __init__(self) -> None:
-        n = NUM_COEFFICIENTS
-        self._gram = [[0.0] * n for _ in range(n)]
-        self._moment = [0.0] * n
-        self._coefficients = [0.0] * n
+        self._gram = np.zeros((NUM_COEFFICIENTS, NUM_COEFFICIENTS))
+        self._moment = np.zeros(NUM_COEFFICIENTS)
+        self._coefficients = [0.0] * NUM_COEFFICIENTS
         self._slowdown = 1.0
         self.num_observed = 0
 
@@ -73,14 +82,12 @@ class StepTimePredictor:
                 self._slowdown = ratio
             else:
                 self._slowdown += RELAX * (max(ratio, 1.0) - self._slowdown)
-        columns = shape.columns()
         # Relative errors count: a long step must not outweigh ten short ones.
-        weight = 1.0 / elapsed_s**2
-        for row, left in zip(self._gram, columns, strict=True):
-            for index, right in enumerate(columns):
-                row[index] = MEMORY * row[index] + weight * left * right
-        for index, left in enumerate(columns):
-            self._moment[index] = MEMORY * self._moment[index] + weight * left * elapsed_s
+        columns = np.array(shape.columns()) / elapsed_s
+        self._gram *= MEMORY
+        self._gram += columns[:, None] * columns
+        self._moment *= MEMORY
+        self._moment += columns
         self.num_observed += 1
         if self.num_observed <= NUM_FIRST_STEPS or self.num_observed % STEPS_PER_FIT == 0:
             self._solve()
@@ -91,24 +98,30 @@ class StepTimePredictor:
 
     def most_tokens(self, base: StepShape, context: int, limit_s: float) -> int:
         """Tokens of a prompt, from position `context` on, that fit beside `base` into `limit_s`."""
-        left_s = limit_s - self.predict(base)
-        if left_s <= 0:
-            return 0
-        one = StepShape(num_tokens=1, prefill_work=context)
-        square = StepShape(prefill_work=1)
-        constant_s = self._fit(StepShape())
-        per_token_s = self._slowdown * (self._fit(one) - constant_s)
-        per_square_s = self._slowdown * (self._fit(square) - constant_s) / 2
-        if per_square_s <= 0:
-            return int(left_s / per_token_s) if per_token_s > 0 else 1 << 30
-        root = (per_token_s**2 + 4 * per_square_s * left_s) ** 0.5
-        return int((root - per_token_s) / (2 * per_square_s))
+        # `predict` of base and a chunk, with what does not depend on the chunk taken out of the search.
+        constant = self._fit(replace(base, num_tokens=0))
+        per_token, *per_token_beyond = self._coefficients[1 : 2 + len(KNEES)]
+        per_work = self._coefficients[-1] * PER_WORK
+        limit = limit_s / self._slowdown - constant
+        low, high = 0, MAX_CHUNK
+        for _ in range(HALVINGS):
+            chunk = (low + high) // 2
+            tokens = base.num_tokens + chunk
+            seconds = per_token * tokens * PER_TOKEN + per_work * chunk * (context + chunk / 2)
+            for coefficient, knee in zip(per_token_beyond, KNEES, strict=True):
+                if tokens > knee:
+                    seconds += coefficient * (tokens - knee) * PER_TOKEN
+            if seconds <= limit:
+                low = chunk
+            else:
+                high = chunk
+        return low
 
     def _fit(self, shape: StepShape) -> float:
         return sum(c * x for c, x in zip(self._coefficients, shape.columns(), strict=True))
 
     def _solve(self) -> None:
-        gram, moment, coefficients = self._gram, self._moment, self._coefficients
+        gram, moment, coefficients = self._gram.tolist(), self._moment.tolist(), self._coefficients
         before = list(coefficients)
         for _ in range(SWEEPS):
             for index, row in enumerate(gram):

@@ -146,7 +146,14 @@ def describe(facts: EngineFacts) -> model_pb2.DescribeResponse:
 
 
 def _default_sampling(default: DefaultSampling) -> generation_pb2.Sampling:
-    return generation_pb2.Sampling(temperature=default.temperature, top_k=default.top_k, top_p=default.top_p)
+    return generation_pb2.Sampling(
+        temperature=default.temperature,
+        top_k=default.top_k,
+        top_p=default.top_p,
+        min_p=default.min_p,
+        typical_p=default.typical_p,
+        repetition_penalty=default.repetition_penalty,
+    )
 
 
 def column(data: bytes, what: str) -> npt.NDArray[np.uint32]:

@@ -240,15 +240,20 @@ fn capability(bit: proto::Capability) -> Option<Capability> {
 
 fn default_sampling(sampling: proto::Sampling) -> Result<Sampling, String> {
     let temperature_fits = sampling.temperature.is_none_or(|value| (0.0..=100.0).contains(&value));
-    let top_p_fits = sampling.top_p.is_none_or(|value| value > 0.0 && value <= 1.0);
-    if !temperature_fits || !top_p_fits {
-        return Err("The engine recommends a temperature or top_p that is out of range.".to_owned());
+    let above_zero = |value: Option<f32>, most: f32| value.is_none_or(|value| value > 0.0 && value <= most);
+    let shares_fit = above_zero(sampling.top_p, 1.0) && above_zero(sampling.typical_p, 1.0);
+    let min_p_fits = sampling.min_p.is_none_or(|value| (0.0..=1.0).contains(&value));
+    if !temperature_fits || !shares_fit || !min_p_fits || !above_zero(sampling.repetition_penalty, 2.0) {
+        return Err("The engine recommends sampling parameters that are out of range.".to_owned());
     }
     Ok(Sampling {
         temperature: sampling.temperature,
         top_k: sampling.top_k,
         top_p: sampling.top_p,
         seed: sampling.seed,
+        min_p: sampling.min_p,
+        typical_p: sampling.typical_p,
+        repetition_penalty: sampling.repetition_penalty,
         ..Sampling::default()
     })
 }

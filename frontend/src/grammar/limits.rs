@@ -10,7 +10,7 @@ const INITIAL_LEXER_FUEL: u64 = 1_000_000;
 const STEP_LEXER_FUEL: u64 = 200_000;
 const STEP_MAX_ITEMS: usize = 50_000;
 const MAX_ITEMS_IN_ROW: usize = 10_000;
-const MAX_LEXER_STATES: usize = 50_000;
+const MAX_LEXER_STATES: usize = 10_000;
 const MAX_GRAMMAR_SIZE: usize = 500_000;
 
 pub(super) fn parser_limits() -> ParserLimits {
