@@ -90,12 +90,21 @@ fn naive_text(tokens: &[Vec<u8>]) -> (String, Vec<usize>) {
     let starts = tokens
         .iter()
         .map(|token| {
-            let start = begins.get(raw).copied().unwrap_or(text.len());
+            // A token without bytes stands where the text had got to: before a character that
+            // is unfinished.
+            let place = if token.is_empty() && ends_unfinished(&bytes[..raw]) { raw - 1 } else { raw };
+            let start = begins.get(place).copied().unwrap_or(text.len());
             raw += token.len();
             start
         })
         .collect();
     (text, starts)
+}
+
+/// Whether more bytes could make a character of the end.
+fn ends_unfinished(bytes: &[u8]) -> bool {
+    let last = bytes.utf8_chunks().last().map_or(&[][..], |chunk| chunk.invalid());
+    std::str::from_utf8(last).is_err_and(|error| error.error_len().is_none())
 }
 
 fn alphabet() -> impl Strategy<Value = Vec<u32>> {
