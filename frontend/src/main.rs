@@ -8,10 +8,6 @@ use rung_frontend::config::{self, Config, ConfigError, LogFormat, Logging};
 use rung_frontend::serve::serve;
 use tracing_subscriber::EnvFilter;
 
-/// Chosen by measurement: tokens are allocated on one thread and freed on another.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// For work that a second signal interrupts.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 const EXIT_WRONG_SETTINGS: u8 = 64;

@@ -213,9 +213,11 @@ impl Bench {
     }
 
     fn flat_out(&self, streams: u64, figures: &mut Figures) {
-        self.controls.set_step(Duration::ZERO);
+        // Those that are there already would keep the last ones waiting.
+        self.controls.set_step(pace(streams));
         let load = Load::start(self.address, "/v1/chat/completions", endless_chat, 1, streams);
         load.wait_started(streams);
+        self.controls.set_step(Duration::ZERO);
         let (tokens, begun) = (load.tokens(), Instant::now());
         sleep(SHORT_WINDOW);
         figures.tokens_per_s = (load.tokens() - tokens) as f64 / begun.elapsed().as_secs_f64();

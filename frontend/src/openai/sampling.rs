@@ -23,13 +23,12 @@ pub(super) fn sampling(fields: &mut Fields, facts: &ModelFacts) -> Result<Sampli
     let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?.map(|top_k| top_k.max(0) as u32);
     let mut extra = |name, low, high, neutral, recommended: Option<f32>| {
         let asked = fields.number(name, low, high)?;
-        if asked.is_some_and(|asked| differs(asked, neutral))
-            && !facts.capabilities.has(Capability::SamplingExtra)
-        {
+        let is_offered = facts.capabilities.has(Capability::SamplingExtra);
+        if asked.is_some_and(|asked| differs(asked, neutral)) && !is_offered {
             return Err(not_offered(name));
         }
         // What changes nothing need not be sent.
-        Ok(asked.or(recommended).filter(|value| differs(*value, neutral)))
+        Ok(asked.or(recommended.filter(|_| is_offered)).filter(|value| differs(*value, neutral)))
     };
     let min_p = extra("min_p", 0.0, 1.0, 0.0, default.min_p)?;
     let typical_p = extra("typical_p", 0.0, 1.0, 1.0, default.typical_p)?;
