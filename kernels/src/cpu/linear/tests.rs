@@ -146,11 +146,8 @@ fn defined(format: Format, row: &[u8], x: &QuantizedRows, x_row: usize) -> f32 {
             vec![(dot(0..32), scales[0])]
         };
         let sum = |range: std::ops::Range<usize>| codes[range].iter().sum::<i32>() as f32;
-        let weight_sum = if halves {
-            sum(0..16) * scales[0] + sum(16..32) * scales[1]
-        } else {
-            sum(0..32) * scales[0]
-        };
+        let weight_sum =
+            if halves { sum(0..16) * scales[0] + sum(16..32) * scales[1] } else { sum(0..32) * scales[0] };
         for (dot, scale) in parts {
             assert!(dot.abs() < 1 << 22 && START > 0);
             acc = (dot as f32 * scale).mul_add(block.scales[lane], acc);
