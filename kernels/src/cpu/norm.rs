@@ -9,17 +9,23 @@ use super::simd::{LANES, Simd};
 #[inline(always)]
 pub fn rms_norm<S: Simd>(s: S, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> bool {
     assert!(x.len() == weight.len() && x.len() == out.len());
+    let (x_chunks, x_rest) = x.as_chunks::<LANES>();
     let mut squares = s.zero();
-    for chunk in x.chunks(LANES) {
-        let chunk = s.load_partial(chunk);
+    for chunk in x_chunks {
+        let chunk = s.load(chunk);
         squares = s.fma(chunk, chunk, squares);
     }
+    let rest = s.load_partial(x_rest);
+    squares = s.fma(rest, rest, squares);
     let mean = s.reduce_add(squares) / x.len() as f32;
     let scale = s.splat(1.0 / (mean + eps).sqrt());
-    for ((x, weight), out) in x.chunks(LANES).zip(weight.chunks(LANES)).zip(out.chunks_mut(LANES)) {
-        let normed = s.mul(s.load_partial(x), scale);
-        s.store_partial(s.mul(normed, s.load_partial(weight)), out);
+    let (weight_chunks, weight_rest) = weight.as_chunks::<LANES>();
+    let (out_chunks, out_rest) = out.as_chunks_mut::<LANES>();
+    for ((x, weight), out) in x_chunks.iter().zip(weight_chunks).zip(out_chunks) {
+        let normed = s.mul(s.load(x), scale);
+        s.store(s.mul(normed, s.load(weight)), out);
     }
+    s.store_partial(s.mul(s.mul(rest, scale), s.load_partial(weight_rest)), out_rest);
     mean.is_finite()
 }
 

@@ -173,17 +173,13 @@ pub fn quantize_row<S: Simd>(s: S, x: &[f32], blocks: &mut [GroupBlock], row: us
 /// Quantize one group, given as two vectors, into row `row` (0 to 7) of its block.
 #[inline(always)]
 pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row: usize) {
-    // Absolute values compare as integers, and then NaN is above everything.
     // No closures: they would not be inlined into the code that is compiled for `S`.
-    let bits = [s.to_bits(s.abs(x[0])), s.to_bits(s.abs(x[1]))];
-    let amax = f32::from_bits(s.reduce_max_i32(s.max_i32(bits[0], bits[1])).cast_unsigned());
-    let greatest = s.reduce_max(s.max(x[0], x[1]));
     let negated = [s.sub(s.zero(), x[0]), s.sub(s.zero(), x[1])];
-    let least = -s.reduce_max(s.max(negated[0], negated[1]));
+    let [greatest, minus_least] = s.reduce_max_pair([s.max(x[0], x[1]), s.max(negated[0], negated[1])]);
     // Halves first: the difference of two finite values need not be finite.
-    let radius = 0.5 * greatest - 0.5 * least;
-    let middle = 0.5 * greatest + 0.5 * least;
-    let (scale, factor) = if !amax.is_finite() {
+    let (greatest, least) = (0.5 * greatest, -0.5 * minus_least);
+    let (radius, middle) = (greatest - least, greatest + least);
+    let (scale, factor) = if !s.are_finite(x) {
         (f32::NAN, None)
     } else if radius < SMALLEST_RADIUS {
         (0.0, None)
@@ -198,14 +194,13 @@ pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row
         }
         None => [s.zero(); 2],
     };
-    let mut bytes = [[0_i8; LANES]; 2];
-    s.store_i8(codes[0], &mut bytes[0]);
-    s.store_i8(codes[1], &mut bytes[1]);
-    // Exact: whole numbers below 2^24.
-    let sums = [s.reduce_add(codes[0]) as i32, s.reduce_add(codes[1]) as i32];
+    let (halves, _) = block.codes[row].as_flattened_mut().as_chunks_mut::<LANES>();
+    s.store_i8(codes[0], &mut halves[0]);
+    s.store_i8(codes[1], &mut halves[1]);
+    // Exact: whole numbers below 2^13, converted as `START` tells, without the checks of a cast.
+    let sums = s.reduce_add_pair(codes);
+    let sums = [whole(sums[0]), whole(sums[1])];
     let sum = sums[0] + sums[1];
-    let (chunks, _) = bytes.as_flattened().as_chunks::<4>();
-    block.codes[row].copy_from_slice(chunks);
     block.scales[row] = scale;
     block.middles[row] = middle;
     block.sums[row] = scale * sum as f32 + GROUP as f32 * middle;
@@ -213,6 +208,12 @@ pub fn quantize_group<S: Simd>(s: S, x: [S::F32; 2], block: &mut GroupBlock, row
     block.half_minus_bias[0][row] = START - 128 * sums[0];
     block.half_minus_bias[1][row] = START - 128 * sums[1];
     block.minus_eight[row] = START - 8 * sum;
+}
+
+/// A whole number within ±2^22.
+#[inline(always)]
+fn whole(value: f32) -> i32 {
+    (value + START_VALUE).to_bits().cast_signed() - START
 }
 
 #[cfg(test)]

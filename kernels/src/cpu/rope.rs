@@ -31,6 +31,7 @@ impl RopeTable {
     /// Rotate each head of `heads`, `[num_heads * head_dim]`, in place.
     ///
     /// Two products and one sum per number, never fused, so every instruction set agrees.
+    #[inline(always)]
     pub fn rotate(&self, position: usize, heads: &mut [f32]) {
         let cos = &self.cos[position * self.half..][..self.half];
         let sin = &self.sin[position * self.half..][..self.half];

@@ -31,6 +31,7 @@ impl KvFormat for F32Kv {
     const POISON: f32 = f32::NAN;
     const SCALED: bool = false;
 
+    #[inline(always)]
     fn encode(row: &[f32], out: &mut [f32]) -> f32 {
         out.copy_from_slice(row);
         1.0
@@ -58,6 +59,7 @@ impl KvFormat for Bf16Kv {
     const POISON: u16 = u16::MAX;
     const SCALED: bool = false;
 
+    #[inline(always)]
     fn encode(row: &[f32], out: &mut [u16]) -> f32 {
         for (out, &value) in out.iter_mut().zip(row) {
             *out = half::bf16::from_f32(value).to_bits();
@@ -88,6 +90,7 @@ impl KvFormat for Int8Kv {
     const POISON: i8 = -1;
     const SCALED: bool = true;
 
+    #[inline(always)]
     fn encode(row: &[f32], out: &mut [i8]) -> f32 {
         // NaN and infinity have the largest bits, so a scale that is not finite keeps them.
         let amax = f32::from_bits(row.iter().map(|value| value.abs().to_bits()).max().unwrap_or(0));
@@ -111,6 +114,7 @@ impl KvFormat for Int8Kv {
 }
 
 /// `f32::round_ties_even` for |value| < 2^22, without a library call.
+#[inline(always)]
 fn round_ties_even(value: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0;
     (value + SHIFT) - SHIFT

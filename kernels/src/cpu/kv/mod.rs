@@ -220,6 +220,7 @@ impl<F: KvFormat> KvWriter<'_, F> {
     ///
     /// # Safety
     /// No other thread stores to the same slot at the same time.
+    #[inline(always)]
     pub unsafe fn store(&self, slot: Slot, keys: &[f32], values: &[f32], scratch: &mut [F::Value]) {
         let shape = &self.shape;
         let (dim, head_dim) = (shape.dim(), shape.head_dim);

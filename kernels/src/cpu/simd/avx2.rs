@@ -362,6 +362,16 @@ impl Simd for Avx2 {
         self.add_i32(sums, self.splat_i32(base))
     }
 
+    /// Zero times a number is zero only if the number is finite.
+    #[inline(always)]
+    fn are_finite(self, pair: [Self::F32; 2]) -> bool {
+        let zeros = self.fma(pair[0], self.zero(), self.mul(pair[1], self.zero()));
+        unsafe {
+            let zeros = _mm256_add_ps(zeros[0], zeros[1]);
+            _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_NEQ_UQ>(zeros, _mm256_setzero_ps())) == 0
+        }
+    }
+
     #[inline(always)]
     fn reduce_add(self, a: Self::F32) -> f32 {
         let sum = unsafe { _mm256_add_ps(a[0], a[1]) };

@@ -37,6 +37,23 @@ fn first_lanes(len: usize) -> __mmask16 {
     ((1_u32 << len) - 1) as __mmask16
 }
 
+/// Classes of `vfpclassps`: quiet NaN, both infinities, signalling NaN.
+const NOT_FINITE: i32 = 0x01 | 0x08 | 0x10 | 0x80;
+
+/// Both reductions at once: after the first level, each vector has a half of the register.
+#[inline(always)]
+fn reduce_pair([a, b]: [__m512; 2], f: impl Fn(__m512, __m512) -> __m512) -> [f32; 2] {
+    unsafe {
+        let low = _mm512_shuffle_f32x4::<0b01_00_01_00>(a, b);
+        let high = _mm512_shuffle_f32x4::<0b11_10_11_10>(a, b);
+        let x = f(low, high);
+        let x = f(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x));
+        let x = f(x, _mm512_permute_ps::<0b01_00_11_10>(x));
+        let x = f(x, _mm512_permute_ps::<0b10_11_00_01>(x));
+        [_mm512_cvtss_f32(x), _mm256_cvtss_f32(_mm512_extractf32x8_ps::<1>(x))]
+    }
+}
+
 impl Simd for Avx512 {
     type F32 = __m512;
     type I32 = __m512i;
@@ -287,6 +304,27 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn finish_nibbles(self, sums: __m512i, _: i32) -> __m512i {
         sums
+    }
+
+    #[inline(always)]
+    fn are_finite(self, pair: [Self::F32; 2]) -> bool {
+        unsafe {
+            let odd = [
+                _mm512_fpclass_ps_mask::<NOT_FINITE>(pair[0]),
+                _mm512_fpclass_ps_mask::<NOT_FINITE>(pair[1]),
+            ];
+            odd[0] | odd[1] == 0
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_add_pair(self, pair: [Self::F32; 2]) -> [f32; 2] {
+        reduce_pair(pair, |a, b| unsafe { _mm512_add_ps(a, b) })
+    }
+
+    #[inline(always)]
+    fn reduce_max_pair(self, pair: [Self::F32; 2]) -> [f32; 2] {
+        reduce_pair(pair, |a, b| unsafe { _mm512_max_ps(a, b) })
     }
 
     #[inline(always)]

@@ -143,12 +143,26 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The sums, exact; `base` as it was given to `start_nibbles`.
     fn finish_nibbles(self, sums: Self::NibbleSums, base: i32) -> Self::I32;
 
+    /// Whether no lane of either is infinite or NaN.
+    fn are_finite(self, pair: [Self::F32; 2]) -> bool;
     /// The sum of the lanes: lanes i and i + 8, then 4, 2, 1 apart.
     fn reduce_add(self, a: Self::F32) -> f32;
     /// The largest lane, by `max` in the order of `reduce_add`.
     fn reduce_max(self, a: Self::F32) -> f32;
     /// The largest lane.
     fn reduce_max_i32(self, a: Self::I32) -> i32;
+
+    /// `reduce_add` of each: two take hardly longer than one.
+    #[inline(always)]
+    fn reduce_add_pair(self, pair: [Self::F32; 2]) -> [f32; 2] {
+        [self.reduce_add(pair[0]), self.reduce_add(pair[1])]
+    }
+
+    /// `reduce_max` of each.
+    #[inline(always)]
+    fn reduce_max_pair(self, pair: [Self::F32; 2]) -> [f32; 2] {
+        [self.reduce_max(pair[0]), self.reduce_max(pair[1])]
+    }
 
     /// All lanes zero.
     #[inline(always)]

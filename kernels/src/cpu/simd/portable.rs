@@ -269,6 +269,11 @@ impl Simd for Portable {
     }
 
     #[inline(never)]
+    fn are_finite(self, pair: [Self::F32; 2]) -> bool {
+        pair.as_flattened().iter().all(|lane| lane.is_finite())
+    }
+
+    #[inline(never)]
     fn reduce_add(self, a: Self::F32) -> f32 {
         reduce(a, |a, b| a + b)
     }

@@ -93,6 +93,15 @@ fn float_operations<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, 
     let mut out: Vec<_> = out.into_iter().map(|(name, x)| (name, bits(&s.to_array(x)))).collect();
     out.push(("reduce_add", bits(&[s.reduce_add(x)])));
     out.push(("reduce_max", bits(&[s.reduce_max(x)])));
+    out.push(("reduce_add_pair", bits(&s.reduce_add_pair([x, y]))));
+    out.push(("reduce_max_pair", bits(&s.reduce_max_pair([x, y]))));
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, 1e-44] {
+        let mut odd = [1.0; LANES];
+        odd[numbers.bits() as usize % LANES] = value;
+        let odd = s.load(&odd);
+        let finite = [s.are_finite([odd, s.zero()]), s.are_finite([s.zero(), odd]), s.are_finite([x, y])];
+        out.push(("are_finite", finite.map(i64::from).to_vec()));
+    }
     out
 }
 
