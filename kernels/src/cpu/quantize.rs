@@ -14,6 +14,8 @@ use super::simd::{LANES, Simd};
 
 /// Values that share a scale.
 pub const GROUP: usize = 32;
+/// The same, to count in sums.
+const GROUP_LEN: i32 = 32;
 /// Rows that are stored side by side.
 pub const BLOCK_ROWS: usize = 8;
 
@@ -63,9 +65,9 @@ impl GroupBlock {
         scales: [1.0; BLOCK_ROWS],
         middles: [0.0; BLOCK_ROWS],
         sums: [GROUP as f32; BLOCK_ROWS],
-        minus_bias: [START - 128 * GROUP as i32; BLOCK_ROWS],
-        half_minus_bias: [[START - 64 * GROUP as i32; BLOCK_ROWS]; 2],
-        minus_eight: [START - 8 * GROUP as i32; BLOCK_ROWS],
+        minus_bias: [START - 128 * GROUP_LEN; BLOCK_ROWS],
+        half_minus_bias: [[START - 64 * GROUP_LEN; BLOCK_ROWS]; 2],
+        minus_eight: [START - 8 * GROUP_LEN; BLOCK_ROWS],
     };
 }
 
@@ -303,7 +305,7 @@ mod tests {
 
     #[test]
     fn codes_stand_for_the_values_to_half_a_step() {
-        let x: Vec<f32> = (0..GROUP as i32).map(|i| 100.0 + (i * 37 % 32) as f32).collect();
+        let x: Vec<f32> = (0..GROUP).map(|i| 100.0 + (i * 37 % 32) as f32).collect();
         let rows = quantized(Isa::best(), &x, 1);
         let block = &rows.blocks()[0];
         for (x, code) in x.iter().zip(block.codes[0].as_flattened()) {

@@ -2,10 +2,6 @@
 //! then multiplied in input order with one fused multiply-add each.
 
 #![expect(unsafe_code, reason = "units write their own tiles of one slice")]
-#![expect(
-    clippy::needless_range_loop,
-    reason = "loops over rows and tiles are unrolled, several arrays by one index"
-)]
 
 use std::ops::Range;
 
@@ -151,7 +147,7 @@ impl Kernel for Multiply<'_> {
                     ask(s, source, tiles.start + column + t, later.clone());
                     *strip = widen(s, source, tiles.start + column + t, inputs.clone(), scratch);
                 }
-                let strips = Strips { strips: &strips[..width], inputs, num_inputs, stride };
+                let strips = Strips { tiles: &strips[..width], inputs, num_inputs, stride };
                 strips.multiply(s, x, &mut out[column..]);
             }
         }
@@ -161,7 +157,7 @@ impl Kernel for Multiply<'_> {
 /// Some inputs of some tiles.
 struct Strips<'a> {
     /// `[num_tiles, inputs, 16]`.
-    strips: &'a [&'a [[f32; LANES]]],
+    tiles: &'a [&'a [[f32; LANES]]],
     inputs: Range<usize>,
     num_inputs: usize,
     stride: usize,
@@ -202,7 +198,7 @@ impl Strips<'_> {
         for (row, x) in rows.iter_mut().zip(x.chunks_exact(self.num_inputs)) {
             *row = &x[self.inputs.clone()];
         }
-        let (wholes, rest) = self.strips.as_chunks::<T>();
+        let (wholes, rest) = self.tiles.as_chunks::<T>();
         for (index, strips) in wholes.iter().enumerate() {
             pass::<S, R, T>(s, *strips, rows, self.stride, &mut out[index * T..]);
         }

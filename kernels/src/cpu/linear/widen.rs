@@ -99,7 +99,7 @@ fn widen_groups<S: Simd, G: Scales>(
     for (index, out) in groups.zip(out.as_chunks_mut::<GROUP>().0) {
         let codes = tile.codes.chunks_exact(layout.group_bytes()).nth(index).unwrap_or_default();
         let chunks = codes.as_chunks::<LANE_BYTES>().0;
-        let second = if G::HALVES { 1 } else { 0 };
+        let second = usize::from(G::HALVES);
         let scales = [G::scale(s, tile.scales, index, 0), G::scale(s, tile.scales, index, second)];
         let min = G::min(s, tile.scales, index);
         let (low, high) = out.as_chunks_mut::<4>().0.split_at_mut(GROUP / 8);
