@@ -14,6 +14,8 @@ use super::simd::{LANES, Simd};
 
 /// Values that share a scale.
 pub const GROUP: usize = 32;
+/// The same, to count in sums.
+const GROUP_LEN: i32 = 32;
 /// Rows that are stored side by side.
 pub const BLOCK_ROWS: usize = 8;
 
@@ -63,9 +65,9 @@ impl GroupBlock {
         scales: [1.0; BLOCK_ROWS],
         middles: [0.0; BLOCK_ROWS],
         sums: [GROUP as f32; BLOCK_ROWS],
-        minus_bias: [START - 128 * 32; BLOCK_ROWS],
-        half_minus_bias: [[START - 128 * 16; BLOCK_ROWS]; 2],
-        minus_eight: [START - 8 * 32; BLOCK_ROWS],
+        minus_bias: [START - 128 * GROUP_LEN; BLOCK_ROWS],
+        half_minus_bias: [[START - 64 * GROUP_LEN; BLOCK_ROWS]; 2],
+        minus_eight: [START - 8 * GROUP_LEN; BLOCK_ROWS],
     };
 }
 

@@ -265,11 +265,6 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        zip(a, b, |a, b| unsafe { _mm256_max_epi32(a, b) })
-    }
-
-    #[inline(always)]
     fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
         both(a, |a| unsafe { _mm256_castsi256_ps(a) })
     }

@@ -232,11 +232,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn max_i32(self, a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_max_epi32(a, b) }
-    }
-
-    #[inline(always)]
     fn bits_to_f32(self, a: __m512i) -> __m512 {
         unsafe { _mm512_castsi512_ps(a) }
     }

@@ -106,8 +106,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn add_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
     /// Shifted left by `BITS`.
     fn shl_i32<const BITS: u32>(self, a: Self::I32) -> Self::I32;
-    /// The larger of a and b.
-    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32;
     /// The bits as floats.
     fn bits_to_f32(self, a: Self::I32) -> Self::F32;
 

@@ -191,11 +191,6 @@ impl Simd for Portable {
     }
 
     #[inline(never)]
-    fn max_i32(self, a: Self::I32, b: Self::I32) -> Self::I32 {
-        zip(a, b, i32::max)
-    }
-
-    #[inline(never)]
     fn bits_to_f32(self, a: Self::I32) -> Self::F32 {
         map(a, |bits| f32::from_bits(bits.cast_unsigned()))
     }

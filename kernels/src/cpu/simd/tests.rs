@@ -119,7 +119,6 @@ fn conversions<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, Vec<i
     s.store_bf16(s.splat(f32::from_bits(0x7F80_0001)), &mut nan);
     let pairs = s.load_bf16_pairs(&halves.map(|half| [half, half ^ 0x1234]));
     let integers = s.to_i32(codes);
-    let others = s.to_i32(s.load_i8(&numbers.bytes().map(u8::cast_signed)));
     let largest = s.reduce_max_i32(integers);
     vec![
         ("load_bf16", bits(&s.to_array(s.load_bf16(&halves)))),
@@ -133,7 +132,6 @@ fn conversions<S: Simd>(s: S, numbers: &mut Numbers) -> Vec<(&'static str, Vec<i
         ("store_bf16 of NaN", nan.map(i64::from).to_vec()),
         ("to_i32", lanes(s, integers)),
         ("add_i32", lanes(s, s.add_i32(integers, s.splat_i32(i32::MAX)))),
-        ("max_i32", lanes(s, s.max_i32(integers, others))),
         ("reduce_max_i32", vec![i64::from(largest)]),
         ("shl_i32", lanes(s, s.shl_i32::<23>(integers))),
         ("byte 0", bits(&s.to_array(s.byte_to_f32::<0>(bytes)))),
