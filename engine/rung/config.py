@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from rung.errors import ConfigError
+from rung.frontend_limits import FRONTEND_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 T = TypeVar("T")
 
@@ -147,6 +148,7 @@ class ServeConfig:
     max_body_bytes:        bytes of one HTTP request body.
     sse_keepalive_s:       silence on a stream before a comment is sent.
     log_format:            form of the frontend's messages on standard error.
+    frontend_limits:       by name, those of `FRONTEND_LIMITS` that are given, as numbers.
     """
 
     model: str
@@ -161,6 +163,7 @@ class ServeConfig:
     max_body_bytes: int | None = None
     sse_keepalive_s: float | None = None
     log_format: str | None = None
+    frontend_limits: tuple[tuple[str, str], ...] = ()
 
 
 class Settings:
@@ -235,7 +238,20 @@ def serve_config(settings: Settings) -> ServeConfig:
         max_body_bytes=settings.get("max_body_bytes", byte_count),
         sse_keepalive_s=settings.get("sse_keepalive", _seconds),
         log_format=settings.get("log_format", _choice(LOG_FORMATS)),
+        frontend_limits=tuple(_frontend_limits(settings)),
     )
+
+
+def _frontend_limits(settings: Settings) -> Iterator[tuple[str, str]]:
+    parsers: dict[str, Callable[[str, str], float]] = {
+        "count": integer(1, 1 << 31),
+        "bytes": byte_count,
+        "seconds": _seconds,
+    }
+    for limit in FRONTEND_LIMITS:
+        value = settings.get(limit.name, parsers[limit.kind])
+        if value is not None:
+            yield limit.name, f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def model_options(settings: Settings) -> ModelOptions:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from rung.cli import main as cli
 from rung.cli import serve
 from rung.cli.models import FoundModel, find_model
-from rung.config import ModelOptions, ServeConfig
+from rung.config import ModelOptions, ServeConfig, Settings, byte_count, serve_config
 from rung.errors import ConfigError, ModelError
+from rung.frontend_limits import FRONTEND_LIMITS
 from rung.version import __version__
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +159,7 @@ def test_every_frontend_setting_is_handed_on(frontend: Path, tmp_path: Path) -> 
         max_body_bytes=1000,
         sse_keepalive_s=2.5,
         log_format="json",
+        frontend_limits=(("max_queue_wait", "1.5"), ("max_prompts", "3")),
     )
     command = serve.frontend_command(config, frontend, FoundModel(tmp_path / "m.gguf", "smollm2"))
     assert command[1 : command.index("--")] == [
@@ -166,7 +167,28 @@ def test_every_frontend_setting_is_handed_on(frontend: Path, tmp_path: Path) -> 
         "--api-key-file", str(tmp_path / "keys"), "--insecure", "--drain-timeout", "30",
         "--max-inflight-requests", "5", "--max-body-bytes", "1000",
         "--sse-keepalive", "2.5", "--log-format", "json",
+        "--max-queue-wait", "1.5", "--max-prompts", "3",
     ]  # fmt: skip
+
+
+def test_the_frontend_has_every_limit_with_the_default_that_help_shows() -> None:
+    binary = Path(sys.executable).with_name(serve.FRONTEND)
+    shown = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True).stdout
+    for limit in FRONTEND_LIMITS:
+        _, _, rest = shown.partition(f"--{limit.name.replace('_', '-')} <")
+        default = re.search(r"\[default: ([0-9]+)\]", rest)
+        assert default is not None, limit.name
+        expected = byte_count(limit.default, limit.name) if limit.kind == "bytes" else int(limit.default)
+        assert int(default[1]) == expected, limit.name
+
+
+def test_limits_of_the_frontend_are_checked_before_it_starts() -> None:
+    given = {"max_prompts": "3", "max_unread_bytes": "1MiB", "body_timeout": "2.5"}
+    limits = dict(serve_config(Settings(given, {})).frontend_limits)
+    assert limits == {"max_prompts": "3", "max_unread_bytes": "1048576", "body_timeout": "2.5"}
+    for name, value in (("max_prompts", "0"), ("max_unread_bytes", "much"), ("body_timeout", "-1")):
+        with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be"):
+            serve_config(Settings({name: value}, {}))
 
 
 def test_a_missing_frontend_says_how_to_get_it(

@@ -7,6 +7,7 @@ from typing import NoReturn
 
 from rung.config import DEFAULT_MODEL, ModelOptions
 from rung.errors import ConfigError
+from rung.frontend_limits import FRONTEND_LIMITS
 from rung.version import __version__
 
 _DEFAULTS = ModelOptions()
@@ -14,6 +15,7 @@ _MODEL_HELP = (
     "a name that `rung models` lists, a GGUF file, a folder with a Hugging Face model, or org/name of one "
     f"on the Hugging Face hub (default: {DEFAULT_MODEL})"
 )
+_METAVARS = {"count": "N", "bytes": "SIZE", "seconds": "SECONDS"}
 _ENVIRONMENT = (
     "Every option may also be set in the environment: --max-num-seqs 8 is RUNG_MAX_NUM_SEQS=8. "
     "RUNG_CACHE_DIR says where fetched models are kept."
@@ -106,6 +108,13 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
         metavar="FORMAT",
         help="form of messages on standard error: human or json (default: human)",
     )
+    limits = parser.add_argument_group("HTTP limits")
+    for limit in FRONTEND_LIMITS:
+        limits.add_argument(
+            f"--{limit.name.replace('_', '-')}",
+            metavar=_METAVARS[limit.kind],
+            help=f"{limit.help} (default: {limit.default})",
+        )
     _add_model_options(parser)
 
 

@@ -58,5 +58,7 @@ def frontend_command(config: ServeConfig, binary: Path, model: FoundModel) -> li
         command += ["--sse-keepalive", f"{config.sse_keepalive_s:g}"]
     if config.log_format is not None:
         command += ["--log-format", config.log_format]
+    for name, value in config.frontend_limits:
+        command += [f"--{name.replace('_', '-')}", value]
     engine = [sys.executable, "-m", "rung", "engine", str(model.path), "--exit-with-parent"]
     return [*command, "--", *engine, *engine_arguments(config.options)]
