@@ -68,7 +68,6 @@ pub(super) fn submit(request: &GenerateRequest, facts: &ModelFacts) -> Result<pr
         // A deadline that is about to pass is not one that has passed.
         deadline_ms: request.deadline.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1)),
         cache_salt: request.cache_salt.as_deref().map(Bytes::copy_from_slice),
-        traceparent: None,
     })
 }
 

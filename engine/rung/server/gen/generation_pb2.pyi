@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Submit(_message.Message):
-    __slots__ = ("handles", "prompt_ids", "sampling", "stopping", "logprobs", "grammar", "priority", "deadline_ms", "cache_salt", "traceparent")
+    __slots__ = ("handles", "prompt_ids", "sampling", "stopping", "logprobs", "grammar", "priority", "deadline_ms", "cache_salt")
     HANDLES_FIELD_NUMBER: _ClassVar[int]
     PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -17,7 +17,6 @@ class Submit(_message.Message):
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
-    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     handles: _containers.RepeatedScalarFieldContainer[int]
     prompt_ids: bytes
     sampling: Sampling
@@ -27,8 +26,7 @@ class Submit(_message.Message):
     priority: int
     deadline_ms: int
     cache_salt: bytes
-    traceparent: str
-    def __init__(self, handles: _Optional[_Iterable[int]] = ..., prompt_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[_Union[LogprobRequest, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, handles: _Optional[_Iterable[int]] = ..., prompt_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stopping: _Optional[_Union[Stopping, _Mapping]] = ..., logprobs: _Optional[_Union[LogprobRequest, _Mapping]] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., priority: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "seed", "min_p", "typical_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias_ids", "logit_bias_values", "allowed_token_ids", "bad_words")

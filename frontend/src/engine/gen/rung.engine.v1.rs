@@ -30,9 +30,6 @@ pub struct Submit {
     /// At most Limits.max_cache_salt_bytes. Needs CAPABILITY_PREFIX_CACHE.
     #[prost(bytes = "bytes", optional, tag = "9")]
     pub cache_salt: ::core::option::Option<::prost::bytes::Bytes>,
-    /// W3C trace context, for logs.
-    #[prost(string, optional, tag = "10")]
-    pub traceparent: ::core::option::Option<::prost::alloc::string::String>,
 }
 /// How a token is chosen. An absent field means the step is skipped.
 #[derive(Clone, PartialEq, ::prost::Message)]
