@@ -160,7 +160,8 @@ async fn serve_connection(stream: TcpStream, limits: &Limits, router: Router, li
     let service = TowerToHyperService::new(router);
     let outcome = match opened {
         Ok(Ok(true)) => {
-            let mut connection = pin!(http2_builder().serve_connection(TokioIo::new(stream), service));
+            // On the heap, so that connections of HTTP/1 do not have its size.
+            let mut connection = Box::pin(http2_builder().serve_connection(TokioIo::new(stream), service));
             tokio::select! {
                 biased;
                 result = connection.as_mut() => result,
