@@ -63,6 +63,8 @@ class GrammarRunner:
         """Wait for a plan's tokens, note them, and begin what waited for them."""
         try:
             output = pending.wait()
+            if masks.masks is None:
+                return output
             self._states.take_tokens(plan, output.token_ids.tolist())
         finally:
             self._forget(plan)

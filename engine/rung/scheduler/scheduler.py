@@ -7,7 +7,7 @@ device and reads no clock: durations enter through `commit`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -35,6 +35,14 @@ from rung.scheduler.waiting import WaitingQueue
 
 # Requests of each kind in a description.
 NUM_DESCRIBED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _InFlight:
+    """A plan that has not landed, and what decides how long it takes."""
+
+    step_id: int
+    shape: StepShape
 
 
 class Scheduler:
@@ -65,7 +73,7 @@ class Scheduler:
             step_tokens=config.max_num_batched_tokens,
         )
         self._planner = Planner(config, self._rows, self._waiting, self._starts, self._policies)
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         self._started: list[Started] = []
         self._finished: list[Finished] = []
         self._clock_s = 0.0
@@ -129,7 +137,7 @@ class Scheduler:
         if len(rows) == 0:
             return None
         plan = self._make_plan(rows, query_lens)
-        self._in_flight.append(plan)
+        self._in_flight.append(_InFlight(plan.step_id, shape_of(plan)))
         self._rows.last_step = plan.step_id
         return plan
 
@@ -147,8 +155,7 @@ class Scheduler:
 
         elapsed_s: since the last commit, or since the engine woke up.
         """
-        self._land(plan, elapsed_s)
-        self._predictor.observe(shape_of(plan), elapsed_s)
+        self._predictor.observe(self._land(plan, elapsed_s), elapsed_s)
         for index, error in output.failed.items():
             request = self._request_of(plan, index)
             if request is not None:
@@ -191,8 +198,8 @@ class Scheduler:
         return self.take_events()
 
     def predicted_s(self, plan: StepPlan) -> float:
-        """How long a plan should take; 0 while nothing is known."""
-        return self._predictor.predict(shape_of(plan))
+        """How long a plan in flight should take; 0 while nothing is known."""
+        return next(self._predictor.predict(it.shape) for it in self._in_flight if it.step_id == plan.step_id)
 
     def learn(self, shape: StepShape, elapsed_s: float) -> None:
         """A step of this shape took so long on this machine."""
@@ -222,7 +229,7 @@ class Scheduler:
         lines = [
             f"{stats.num_running} running, {stats.num_waiting} waiting, {stats.num_blocks_used} of "
             f"{stats.num_blocks_total} blocks in use, plans in flight: "
-            f"{[plan.step_id for plan in self._in_flight]}"
+            f"{[it.step_id for it in self._in_flight]}"
         ]
         for row in self._rows.order[:NUM_DESCRIBED].tolist():
             lines.append(
@@ -272,13 +279,14 @@ class Scheduler:
         table.expect_tokens(rows[sample_rows])
         return plan
 
-    def _land(self, plan: StepPlan, elapsed_s: float) -> None:
-        """The plan is no longer in flight, and time passes."""
+    def _land(self, plan: StepPlan, elapsed_s: float) -> StepShape:
+        """The plan is no longer in flight, and time passes; returns the plan's shape."""
         if not self._in_flight or plan.step_id != self._in_flight[0].step_id:
             raise RuntimeError(f"plan {plan.step_id} is not in flight, or not the first to land")
-        self._in_flight.popleft()
+        landed = self._in_flight.popleft()
         self._clock_s += elapsed_s
         self._rows.land(plan.step_id)
+        return landed.shape
 
     def _request_of(self, plan: StepPlan, index: int) -> Request | None:
         """Whose row of the plan that is; None when it is not running any more."""
