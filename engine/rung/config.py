@@ -364,24 +364,23 @@ def byte_count(text: str, origin: str) -> int:
     return count
 
 
-def _seconds(text: str, origin: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 86_400:
-        raise ConfigError(f"{origin} must be a number of seconds from 0 to 86400, but it is {text!r}.")
-    return value
+def _real(what: str, low: int, high: int) -> Callable[[str, str], float]:
+    """A parser of numbers between two bounds, fractions included."""
+
+    def parse(text: str, origin: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise ConfigError(f"{origin} must be a {what} from {low} to {high}, but it is {text!r}.")
+        return value
+
+    return parse
 
 
-def _factor(text: str, origin: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 1 <= value <= 16:
-        raise ConfigError(f"{origin} must be a factor from 1 to 16, but it is {text!r}.")
-    return value
+_seconds = _real("number of seconds", 0, 86_400)
+_factor = _real("factor", 1, 16)
 
 
 def _or_auto(parse: Callable[[str, str], int]) -> Callable[[str, str], int]:

@@ -17,7 +17,7 @@ from rung.errors import ErrorCode, RequestError
 from rung.request import Finished, FinishReason, Request, Started, StoppingParams
 from rung.server.gen import engine_pb2, generation_pb2, model_pb2, step_pb2
 from rung.server.outbox import HANDLE_BITS, HANDLE_MASK, Delivery, LogprobBatch, Rejection, request_id
-from rung.server.sampling import invalid, sampling_params
+from rung.server.sampling import count_ids, invalid, read_ids, sampling_params
 from rung.version import __version__
 
 if TYPE_CHECKING:
@@ -218,20 +218,14 @@ def to_requests(
 def _prompt_ids(data: bytes, facts: EngineFacts) -> npt.NDArray[np.int32]:
     if not data:
         raise invalid("The prompt is empty; it needs at least one token.")
-    if len(data) % 4:
-        raise invalid(f"The prompt must be a column of 4-byte token ids, but it has {len(data)} bytes.")
-    num_tokens = len(data) // 4
+    num_tokens = count_ids(data, "The prompt")
     if num_tokens >= facts.max_model_len:
         raise RequestError(
             ErrorCode.CONTEXT_LENGTH,
             f"The prompt has {num_tokens} tokens, but this model's context holds {facts.max_model_len} "
             "tokens, of which at least one is for the answer; shorten the prompt.",
         )
-    ids = np.frombuffer(data, dtype="<u4")
-    largest = int(ids.max())
-    if largest >= facts.vocab_size:
-        raise invalid(f"The prompt holds token id {largest}, but ids must be below {facts.vocab_size}.")
-    return ids.astype(np.int32)
+    return read_ids(data, "The prompt", facts)
 
 
 def _stopping(stopping: generation_pb2.Stopping, num_prompt: int, facts: EngineFacts) -> StoppingParams:

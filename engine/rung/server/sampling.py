@@ -33,6 +33,22 @@ def invalid(message: str) -> RequestError:
     return RequestError(ErrorCode.INVALID_ARGUMENT, message)
 
 
+def count_ids(data: bytes, what: str) -> int:
+    """How many token ids a column from the wire holds. `RequestError` if its bytes are no whole ids."""
+    if len(data) % 4:
+        raise invalid(f"{what} must be a column of 4-byte token ids, but it has {len(data)} bytes.")
+    return len(data) // 4
+
+
+def read_ids(data: bytes, what: str, facts: EngineFacts) -> I32:
+    """The ids of such a column: [n] i32. `RequestError` for one that the vocabulary does not have."""
+    ids = np.frombuffer(data, dtype="<u4")
+    largest = int(ids.max(initial=0))
+    if largest >= facts.vocab_size:
+        raise invalid(f"{what} holds token id {largest}, but ids must be below {facts.vocab_size}.")
+    return ids.astype(np.int32)
+
+
 def sampling_params(submit: generation_pb2.Submit, facts: EngineFacts) -> SamplingParams:
     """Parameters of a Submit's first sample. Raises `RequestError` for anything out of bounds."""
     given = submit.sampling
@@ -155,12 +171,7 @@ def _bad_words(given: generation_pb2.Sampling, facts: EngineFacts) -> BadWords |
 
 def _ids(data: bytes, what: str, most: int, facts: EngineFacts) -> I32:
     """A column of at most `most` token ids from the wire."""
-    if len(data) % 4:
-        raise invalid(f"{what} must be a column of 4-byte token ids, but it has {len(data)} bytes.")
-    if len(data) // 4 > most:
-        raise invalid(f"{what} may have at most {most} ids, but it has {len(data) // 4}.")
-    ids = np.frombuffer(data, dtype="<u4")
-    largest = int(ids.max(initial=0))
-    if largest >= facts.vocab_size:
-        raise invalid(f"{what} holds token id {largest}, but ids must be below {facts.vocab_size}.")
-    return ids.astype(np.int32)
+    num_ids = count_ids(data, what)
+    if num_ids > most:
+        raise invalid(f"{what} may have at most {most} ids, but it has {num_ids}.")
+    return read_ids(data, what, facts)

@@ -195,9 +195,8 @@ def _load_weights(model: rung_kernels.Model, weights: WeightSource) -> set[str]:
         try:
             if len(tensor.shape) == 1:
                 model.add_vector(name, tensor.format, tensor.data, tensor.shape[0])
-            else:
-                if model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1]):
-                    int8_inputs.add(name)
+            elif model.add_matrix(name, tensor.format, tensor.data, tensor.shape[1]):
+                int8_inputs.add(name)
         except ValueError as error:
             raise ModelError(f"The native runner cannot use the model's weights: {error}.") from error
     weights.release_pages()
