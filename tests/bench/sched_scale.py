@@ -90,6 +90,18 @@ class HostCost:
         return self.plan + self.prepare + self.commit
 
 
+def timed_step(scheduler: Scheduler, elapsed_s: float) -> tuple[int, float, float]:
+    """Rows of one step, and seconds of the thread in `schedule` and in `commit`."""
+    start = time.thread_time()
+    plan = scheduler.schedule()
+    scheduled = time.thread_time()
+    assert plan is not None
+    chosen = output(plan)
+    commit_start = time.thread_time()
+    scheduler.commit(plan, chosen, elapsed_s)
+    return plan.num_rows, scheduled - start, time.thread_time() - commit_start
+
+
 def steady(num_rows: int, *, prefix_cache: bool = True) -> HostCost:
     """Rows that decode, of lengths that cross block edges in different steps."""
     scheduler = Scheduler(
@@ -115,15 +127,8 @@ def steady(num_rows: int, *, prefix_cache: bool = True) -> HostCost:
     scheduler._make_plan = timed  # type: ignore[method-assign]
     costs = []
     for _ in range(STEADY_STEPS):
-        start = time.thread_time()
-        plan = scheduler.schedule()
-        scheduled = time.thread_time()
-        assert plan is not None
-        chosen = output(plan)
-        commit_start = time.thread_time()
-        scheduler.commit(plan, chosen, 0.01)
-        commit = time.thread_time() - commit_start
-        costs.append((scheduled - start - prepared[0], prepared[0], commit))
+        _, schedule, commit = timed_step(scheduler, 0.01)
+        costs.append((schedule - prepared[0], prepared[0], commit))
     columns = np.array(costs[5:]) * 1e6
     plan_us, prepare_us, commit_us = columns.mean(axis=0).tolist()
     return HostCost(plan_us, prepare_us, commit_us, float(np.quantile(columns.sum(axis=1), 0.99)))
@@ -149,17 +154,11 @@ def crowd() -> dict[str, float]:
             prompt, answer = int(rng.integers(16, 1500)), int(rng.integers(4, 300))
             scheduler.add(request(added, rng, prompt, answer, head=min(prompt, 512) * (added % 2)))
             added += 1
-        start = time.thread_time()
-        plan = scheduler.schedule()
-        scheduled = time.thread_time()
-        assert plan is not None
-        chosen = output(plan)
-        commit_start = time.thread_time()
-        scheduler.commit(plan, chosen, 0.02)
+        num_rows, schedule_s, commit_s = timed_step(scheduler, 0.02)
         if step >= 200:
-            commit.append(time.thread_time() - commit_start)
-            schedule.append(scheduled - start)
-            running.append(plan.num_rows)
+            commit.append(commit_s)
+            schedule.append(schedule_s)
+            running.append(num_rows)
     return {
         "rows": float(np.mean(running)),
         "schedule p50": float(np.quantile(schedule, 0.5)) * 1e3,

@@ -282,9 +282,8 @@ def test_the_gate_compiles_first_and_refuses_what_does_not_compile() -> None:
     gate.close()
 
 
-def test_what_is_aborted_while_it_compiles_is_aborted_after_its_submission() -> None:
-    inbox, states = Inbox(), GrammarStates(VOCAB_SIZE)
-    gate = make_gate(inbox, states)
+def hold_compiler(gate: GrammarGate) -> threading.Event:
+    """Nothing is compiled until the event is set."""
     held, compile_now = threading.Event(), gate._compiler.compile
 
     def compile_later(text: str) -> object:
@@ -292,6 +291,13 @@ def test_what_is_aborted_while_it_compiles_is_aborted_after_its_submission() -> 
         return compile_now(text)
 
     gate._compiler.compile = compile_later  # type: ignore[method-assign,assignment]
+    return held
+
+
+def test_what_is_aborted_while_it_compiles_is_aborted_after_its_submission() -> None:
+    inbox, states = Inbox(), GrammarStates(VOCAB_SIZE)
+    gate = make_gate(inbox, states)
+    held = hold_compiler(gate)
     gate.submit([make_request(7, COLOUR), make_request(8, COLOUR)])
     gate.abort([8, 9])
     assert inbox.calls == [("abort", [8, 9])]
@@ -303,13 +309,7 @@ def test_what_is_aborted_while_it_compiles_is_aborted_after_its_submission() -> 
 def test_no_more_than_a_limit_compile_at_once() -> None:
     inbox, states = Inbox(), GrammarStates(VOCAB_SIZE)
     gate = make_gate(inbox, states)
-    held, compile_now = threading.Event(), gate._compiler.compile
-
-    def compile_later(text: str) -> object:
-        assert held.wait(60)
-        return compile_now(text)
-
-    gate._compiler.compile = compile_later  # type: ignore[method-assign,assignment]
+    held = hold_compiler(gate)
     for request_id in range(MAX_COMPILING + 1):
         gate.submit([make_request(request_id, COLOUR)])
     assert inbox.calls == [("overloaded", [MAX_COMPILING])]
