@@ -11,6 +11,7 @@ from rung.errors import RequestError
 from rung.request import Request, SamplingParams, StoppingParams
 from rung.runner.fake import FakeRunner, expected_tokens
 from rung.scheduler import Scheduler, SchedulerConfig
+from rung.scheduler.batch import StepOutput
 from rung.scheduler.policies import PolicyConfig
 
 if TYPE_CHECKING:
@@ -144,3 +145,19 @@ def assert_same(one: object, other: object) -> None:
         assert (one.code, one.message) == (other.code, other.message)
     else:
         assert one == other
+
+
+def lens(plan: StepPlan) -> dict[int, int]:
+    """Tokens that each request computes in a plan."""
+    return dict(zip(plan.request_ids.tolist(), plan.query_lens.tolist(), strict=True))
+
+
+def sampled(plan: StepPlan) -> list[int]:
+    """Requests that get a token in a plan."""
+    return plan.request_ids[plan.sample_rows].tolist()
+
+
+def output(plan: StepPlan, token_id: int = 1, **parts: Any) -> StepOutput:
+    """What a runner that chooses the same id for every row gives."""
+    token_ids = np.full(len(plan.sample_rows), token_id, dtype=np.int32)
+    return StepOutput(**{"token_ids": token_ids, "logprobs": {}, "failed": {}, **parts})
