@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use crate::error::ApiError;
 use crate::lifecycle::{Lifecycle, OpenRequest, Phase};
 use crate::metrics::Metrics;
+use crate::queue::retry_after_s;
 
 /// The gate in front of generation routes.
 #[derive(Debug, Clone)]
@@ -65,7 +66,6 @@ struct Measured {
 
 /// What a new interval counts for in the mean.
 const PACE_WEIGHT: f64 = 0.1;
-const LONGEST_RETRY_AFTER_S: f64 = 60.0;
 
 impl Pace {
     fn ended(&self) {
@@ -79,7 +79,7 @@ impl Pace {
 
     fn retry_after_s(&self) -> u32 {
         let measured = self.measured.lock().unwrap_or_else(PoisonError::into_inner);
-        measured.interval_s.clamp(1.0, LONGEST_RETRY_AFTER_S).ceil() as u32
+        retry_after_s(measured.interval_s)
     }
 }
 

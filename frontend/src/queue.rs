@@ -15,6 +15,12 @@ const SHORTEST_MEASURE_S: f64 = 0.5;
 /// Whatever is predicted, a client is told to wait between these.
 const RETRY_AFTER_S: (f64, f64) = (1.0, 60.0);
 
+/// The whole seconds after which a client is told to come back.
+pub(crate) fn retry_after_s(wait_s: f64) -> u32 {
+    let (least, most) = RETRY_AFTER_S;
+    wait_s.clamp(least, most).ceil() as u32
+}
+
 /// Bounds of the queue.
 #[derive(Debug, Clone, Copy)]
 pub struct QueueLimits {
@@ -35,8 +41,7 @@ pub struct QueueFull {
 
 impl QueueFull {
     fn after(message: String, wait_s: Option<f64>) -> Self {
-        let (least, most) = RETRY_AFTER_S;
-        Self { message, retry_after_s: wait_s.unwrap_or(least).clamp(least, most).ceil() as u32 }
+        Self { message, retry_after_s: retry_after_s(wait_s.unwrap_or(0.0)) }
     }
 }
 
